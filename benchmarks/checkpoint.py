@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.persist.checkpoint import State, capture
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
-from hotbed.persist.saver import Saver
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, capture
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.saver import Saver
 
 FEATURES, DIM = 8, 16
 

@@ -27,10 +27,10 @@ import pyarrow as pa
 import hotbed as hb
 from hotbed.connectors import Position, Source
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE
-from hotbed.persist.format import CheckpointWriter
-from hotbed.persist.open_rows import write_open_rows
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.persist.container.format import CheckpointWriter
+from hotbed.persist.state.open_rows import write_open_rows
 
 SLOTS = 26
 DENSE = 13

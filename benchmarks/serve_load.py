@@ -341,9 +341,9 @@ def trainer(a: argparse.Namespace) -> None:
     from serving import make
 
     import hotbed as hb
-    from hotbed.persist.checkpoint import capture
     from hotbed.persist.publish import PublishDirectory
-    from hotbed.persist.saver import Saver
+    from hotbed.persist.state.checkpoint import capture
+    from hotbed.persist.state.saver import Saver
 
     os.nice(19)  # a trainer has a machine of its own
     torch.set_num_threads(1)

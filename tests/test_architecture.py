@@ -38,8 +38,8 @@ FOLDERS = [
     "metrics",
     "embedding",
     "models",
-    "optim",
     "parallel",
+    "optim",
     "persist",
     "serving",
     "training",
@@ -60,8 +60,8 @@ ONLY = {
         "job",
         "parallel.launch",
         "parallel.probe",
-        "persist.inspect",
-        "persist.resume",
+        "persist.upkeep.inspect",
+        "persist.upkeep.rollback",
         "prepare",
         "serving.main",
     }
@@ -88,9 +88,9 @@ TORCH = (
     "optim/",
     "parallel/",
     "training/",
-    "persist/checkpoint",
-    "persist/network",
-    "persist/restoring",
+    "persist/state/checkpoint",
+    "persist/state/network",
+    "persist/state/restoring",
     "persist/publish/export",
     "persist/publish/independence",
     "persist/publish/plain/",
@@ -249,8 +249,8 @@ def _may_import(place: str | None, parts: list[str]) -> bool:
 
 
 def test_the_command_line_may_import_only_the_listed_modules() -> None:
-    assert _may_import("cli", ["persist", "inspect", "verify"])
-    assert not _may_import("cli", ["persist", "store"])
+    assert _may_import("cli", ["persist", "upkeep", "inspect", "verify"])
+    assert not _may_import("cli", ["persist", "container", "store"])
     assert not _may_import("cli", ["persist"])
 
 
@@ -316,6 +316,57 @@ def test_no_files_import_each_other() -> None:
         for cycle in cycles(imported)
     ]
     assert not wrong, "these files import each other:\n" + "\n\n".join(wrong)
+
+
+def between_siblings(imported: dict[str, set[str]]) -> dict[str, dict[str, set[str]]]:
+    """Return by folder which of its files and folders import which others of it.
+
+    A folder imports what its files import. `imported`: which files each file imports.
+    """
+    folders: dict[str, dict[str, set[str]]] = {}
+    for name, others in imported.items():
+        for other in others:
+            mine = name.removesuffix(".py").removesuffix("/__init__").split("/")
+            its = other.removesuffix(".py").removesuffix("/__init__").split("/")
+            depth = 0
+            while depth < min(len(mine), len(its)) and mine[depth] == its[depth]:
+                depth += 1
+            if depth == min(len(mine), len(its)):
+                continue  # a folder and what lies in it
+            siblings = folders.setdefault("/".join(mine[:depth]), {})
+            siblings.setdefault(mine[depth], set()).add(its[depth])
+            siblings.setdefault(its[depth], set())
+    return folders
+
+
+# Folder -> the siblings in it that may import each other.
+RINGS = {"compat": {"hugectr", "hugectr2onnx"}}  # scripts of HugeCTR import both by these names
+
+
+def test_no_siblings_of_a_folder_import_each_other() -> None:
+    """At every level: a folder in a ring with a file beside it is in the wrong place."""
+    imported = {
+        relative(path): {relative(file) for file in imported_files(path)}
+        for path in python_files(SOURCE)
+    }
+    wrong = [
+        f"{folder or '.'}: {sorted(cycle)}"
+        for folder, siblings in between_siblings(imported).items()
+        for cycle in cycles(siblings)
+        if cycle != RINGS.get(folder)
+    ]
+    assert not wrong, "these siblings import each other:\n" + "\n".join(wrong)
+
+
+def test_a_ring_of_siblings_is_found() -> None:
+    imported = {
+        "a/b/x.py": {"a/c.py"},
+        "a/c.py": {"a/b/y.py"},
+        "a/b/y.py": set(),
+        "d.py": {"a/c.py"},
+    }
+    found = {name: cycles(siblings) for name, siblings in between_siblings(imported).items()}
+    assert found == {"a": {frozenset({"b", "c"})}, "": set()}
 
 
 CONVERTER = "training/auto/"
@@ -532,14 +583,14 @@ PATCHED_CONSTANTS = {
     "hotbed.data.dataset.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
-    "hotbed.persist.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
+    "hotbed.persist.container.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
     "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",
     "hotbed.serving.server.scoring.models.START_SECONDS": "how long a start waits for a source",
     "hotbed.serving.stores.following._HANG_SECONDS": "how long a source may be read in silence",
     "hotbed.serving.stores.table_files._REMEMBERED_DELTAS": "behind the public ParameterServer",
     "hotbed.training.decisions.checkpoint.PATIENCE": "behind the public callback Checkpoint",
-    "hotbed.training.decisions.cores.FAR_WORSE": "inside `online_train`, which makes its own Cores",
+    "hotbed.training.ahead.cores.FAR_WORSE": "inside `online_train`, which makes its own Cores",
     "hotbed.training.watching.history.MAX_POINTS": "behind the public callback History",
 }
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
@@ -835,7 +886,7 @@ def test_every_public_name_resolves_and_is_documented() -> None:
     [
         "import hotbed as hb; hb.Table, hb.Dataset, hb.Adagrad, hb.Schema, hb.sources, "
         "hb.transforms",
-        "import hotbed.persist.format, hotbed.data.encode, hotbed.embedding.table, hotbed.job, "
+        "import hotbed.persist.container.format, hotbed.data.encode, hotbed.embedding.table, hotbed.job, "
         "hotbed.cli.commands",
     ],
 )

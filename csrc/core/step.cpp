@@ -306,7 +306,7 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
     if (brings(part)) part.table->check_frames(part.ranges, num_new);
   }
   each([&](Part& part, size_t r) {
-    if (brings(part)) part.table->fetch(part.ranges[r], *part.plans[0], *part.room);
+    if (brings(part)) part.table->bring(part.ranges[r], *part.plans[0], *part.room);
   });
   each([&](Part& part, size_t r) {
     if (brings(part)) part.table->arrive(part.ranges[r], *part.plans[0], *part.room);
@@ -610,7 +610,7 @@ void Step::bring(Part& part) {
   if (!part.room) return;
   if (part.plans.empty()) part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
   part.table->check_frames(part.ranges, 0);
-  for (const Uniques& range : part.ranges) part.table->fetch(range, *part.plans[0], *part.room);
+  for (const Uniques& range : part.ranges) part.table->bring(range, *part.plans[0], *part.room);
   for (Uniques& range : part.ranges) {
     part.table->arrive(range, *part.plans[0], *part.room);
     part.table->place(range, part.plan(), nullptr);

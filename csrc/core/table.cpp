@@ -146,7 +146,7 @@ void Table::end_expired(Uniques& uniques) {
   for (const uint32_t u : uniques.missing) expire_candidates(partition_of(uniques.hashes[u]));
 }
 
-void Table::fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
+void Table::bring(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
   residency_->bring(uniques.slots.data(), uniques.slots.size(), plan, room);
 }
 

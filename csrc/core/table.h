@@ -160,7 +160,7 @@ class Table {
   // Room on the disk for rows that will leave their frames, or are loaded.
   std::unique_ptr<Residency::Room> make_room(uint64_t most) const;
   // Where rows lie on a disk: reads those that were found into frames. `arrive` waits for them, and throws RecordLost.
-  void fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
+  void bring(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void begin_batch();
   void end_expired(Uniques& uniques);            // rows that had expired, and counts of ids that are missing

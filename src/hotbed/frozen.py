@@ -20,7 +20,6 @@ from hotbed.errors import FormatError
 from hotbed.files import new_file, writing
 
 RowDtype = Literal["float32", "float16", "int8"]
-ROW_DTYPES: tuple[RowDtype, ...] = ("float32", "float16", "int8")
 IdArray: TypeAlias = NDArray[np.int64]
 RowArray: TypeAlias = NDArray[np.float32]
 _PIECE_BYTES = 2 << 20

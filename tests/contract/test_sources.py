@@ -39,9 +39,9 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.generated import BLOCK_ROWS
 from hotbed.connectors.kafka.reader import KafkaReader
-from hotbed.connectors.kafka.settings import Timings
-from hotbed.connectors.plan import READ_ROWS
+from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
+from hotbed.connectors.read_plan import READ_ROWS
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import digest_of

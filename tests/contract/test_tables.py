@@ -20,7 +20,7 @@ import hotbed as hb
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import evictions
 from hotbed.errors import RowShapeError, TableFull
-from hotbed.persist.digest import content_digest
+from hotbed.persist.state.digest import content_digest
 from hotbed.testing import TABLE_CHECKS, ReferenceTable, check_table
 
 pytestmark = pytest.mark.core

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
 
 HERE = Path(__file__).parent
 

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import driver
 
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.cli.commands import app
-from hotbed.persist.digest import content_digest
+from hotbed.persist.state.digest import content_digest
 
 pytestmark = pytest.mark.slow
 

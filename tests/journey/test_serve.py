@@ -25,10 +25,10 @@ import torch
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, FormatError
-from hotbed.persist.checkpoint import capture
-from hotbed.persist.digest import content_digest
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.saver import Saver
 from hotbed.prepare import Preparation, prepare
 
 MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]

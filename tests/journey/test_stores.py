@@ -18,10 +18,10 @@ import onnx
 import pytest
 
 import hotbed as hb
-from hotbed.persist.checkpoint import capture
-from hotbed.persist.format import CheckpointWriter, open_checkpoint
+from hotbed.persist.container.format import CheckpointWriter, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions
 from hotbed.serving.server.scoring.models import Models

@@ -13,8 +13,8 @@ from schedule import in_soak
 
 import hotbed as hb
 from hotbed.job import run
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 
 SHIPPED = Path(__file__).resolve().parents[2] / "data/ml_latest_small"
 KINDS = ["DIN", "DIEN", "BST"]

@@ -16,8 +16,8 @@ from forked import ranks_of
 from on_disk import on_disk
 
 import hotbed as hb
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 
 ROWS = 3_200
 SCHEMA = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item")])

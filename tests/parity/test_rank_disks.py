@@ -29,8 +29,8 @@ import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.files import is_partial
 from hotbed.persist import content_digest, open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint, verify
-from hotbed.persist.sink import LocalFile
+from hotbed.persist.container.sink import LocalFile
+from hotbed.persist.upkeep.inspect import describe_checkpoint, verify
 
 BAD = 6
 """The step from which on the disk refuses."""

@@ -26,7 +26,8 @@ from hotbed.errors import ConfigError, HotbedError, PersistError
 from hotbed.job import run
 from hotbed.job.job import Job
 from hotbed.parallel import Ranks
-from hotbed.persist import checkpoint, content_digest, open_checkpoint, restoring
+from hotbed.persist import content_digest, open_checkpoint
+from hotbed.persist.state import checkpoint, restoring
 from hotbed.training import load
 from hotbed.training import model as rec_model
 

@@ -27,9 +27,9 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.cli.commands import app
-from hotbed.persist.inspect import describe_checkpoint, diff
+from hotbed.persist.container.store import open_store
 from hotbed.persist.publish import Follower, TopicFeed
-from hotbed.persist.store import open_store
+from hotbed.persist.upkeep.inspect import describe_checkpoint, diff
 from hotbed.testing import Broker
 
 ROOT = Path(__file__).parents[2]

@@ -48,10 +48,10 @@ from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
-from hotbed.optim.ranks import trains_together
 from hotbed.parallel import DenseExchange, Placement, Ranks, TableExchange
+from hotbed.parallel.world import trains_together
 from hotbed.persist import content_digest, open_checkpoint
-from hotbed.persist.digest import table_digest
+from hotbed.persist.state.digest import table_digest
 from hotbed.training.auto import plain_state_dict
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 

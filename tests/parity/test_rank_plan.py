@@ -25,9 +25,9 @@ from forked import ranks_of
 import hotbed as hb
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
-from hotbed.job.plan import Wishes, plan
+from hotbed.job.planning import Wishes, plan
 from hotbed.parallel import RankWork
-from hotbed.parallel.plan import LinkSpeed, Workload, planned
+from hotbed.parallel.forecast import LinkSpeed, Workload, planned
 
 ROOT = Path(__file__).parents[2]
 GRAINS = 8

@@ -35,8 +35,8 @@ from hotbed.errors import HotbedError
 from hotbed.parallel import Placement, Ranks, connections
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
-from hotbed.persist.digest import part_digests
-from hotbed.persist.sink import LocalFile
+from hotbed.persist.container.sink import LocalFile
+from hotbed.persist.state.digest import part_digests
 from hotbed.training.watching.report import write_report
 
 Results = dict[str, Any]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.connectors import Position, Source
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.data import Dataset, Dense, Id, Schema
 
 pytestmark = pytest.mark.core

@@ -18,11 +18,11 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage
-from hotbed.persist.chain import Replica, compact
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import Link, Saved, open_checkpoint
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import Link, Saved, open_checkpoint
+from hotbed.persist.state.chain import Replica, compact
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
 from hotbed.testing.values import values_digest
 
 IDS = st.integers(0, 40).map(lambda n: [-(2**63), 2**63 - 1, -1, 0, 1][n] if n < 5 else n * 7919)

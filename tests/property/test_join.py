@@ -31,8 +31,8 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
-from hotbed.connectors.plan import JoinWishes
 from hotbed.connectors.position import COUNTED, decisions_of
+from hotbed.connectors.read_plan import JoinWishes
 from hotbed.testing import FakeStream
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:join.on:UserWarning")]

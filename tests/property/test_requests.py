@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from hotbed.data.columns import ids_of
 from hotbed.data.encode import Encoder
 from hotbed.data.fitted import FittedMap
 from hotbed.errors import DataError
-from hotbed.frozen import ROW_DTYPES, FrozenRows, write_rows
+from hotbed.frozen import FrozenRows, RowDtype, write_rows
 from hotbed.serving.request import RequestEncoder
 from hotbed.serving.rows import FrozenLookup, ServedTable
 
@@ -257,7 +257,7 @@ def pool(ids: hb.Ids, table: hb.Table, pooling: str) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("dtype", ROW_DTYPES)
+@pytest.mark.parametrize("dtype", get_args(RowDtype))
 def test_one_sample_stands_for_all_whatever_the_rows_are_kept_in(
     dtype: Any, tmp_path: Path
 ) -> None:

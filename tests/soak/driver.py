@@ -138,8 +138,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     import hotbed as hb
     from hotbed.connectors import Journal
     from hotbed.optim.schedule import Warmup
-    from hotbed.persist.digest import content_digest
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
+    from hotbed.persist.state.digest import content_digest
 
     hb.set_num_threads(config.get("threads", 1))
     root = Path(config["root"])
@@ -316,8 +316,8 @@ def _converted() -> tuple[Any, Any]:
 def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dict[str, Any]:
     """A life of a fit, whose callbacks remember validations, the best weights and plateaus."""
     import hotbed as hb
-    from hotbed.persist.digest import content_digest
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
+    from hotbed.persist.state.digest import content_digest
 
     bounds = _Bounds(None)
     callbacks = [
@@ -414,7 +414,7 @@ def _cut_log(states: Path) -> None:
     that was read, by which a topic is recognized.
     """
     from hotbed.connectors.kafka.client import KafkaClient
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
 
     if not (states / "CURRENT").exists():
         return
@@ -471,8 +471,8 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
     from hotbed.parallel import Ranks, RankShard, TableExchange
-    from hotbed.persist import checkpoint
-    from hotbed.persist.format import CheckpointWriter
+    from hotbed.persist.container.format import CheckpointWriter
+    from hotbed.persist.state import checkpoint
     from hotbed.training.stages.grains import GrainLearner
     from hotbed.training.stages.learner import StepLearner
 

@@ -25,8 +25,8 @@ import pytest
 import hotbed as hb
 from hotbed.connectors import Position
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 
 HOURS, TTL_HOURS = 24, 2

@@ -18,8 +18,8 @@ from forked import ranks_of
 
 from hotbed.files import is_partial
 from hotbed.persist import content_digest, open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint, verify
-from hotbed.persist.store import CURRENT_FILE, open_store
+from hotbed.persist.container.store import CURRENT_FILE, open_store
+from hotbed.persist.upkeep.inspect import describe_checkpoint, verify
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hotbed verify`, `inspect`, `diff`, `restore` and `publish` on states and published versions that
+"""`hotbed verify`, `inspect`, `diff`, `rollback` and `publish` on states and published versions that
 several processes wrote: they say what they say of those of one process.
 """
 
@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from hotbed.cli.commands import app
 from hotbed.persist import content_digest, open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint, diff, verify
-from hotbed.persist.store import number_of, open_store
+from hotbed.persist.container.store import number_of, open_store
+from hotbed.persist.upkeep.inspect import describe_checkpoint, diff, verify
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -136,7 +136,7 @@ def test_restore_goes_back_on_states_of_ranks_and_any_number_resumes_to_the_same
     numbers = [number_of(folder) for folder in open_store(states).folders()]
     back = numbers[2]  # a delta
     step = describe_checkpoint(states / open_store(states).folders()[2])["counters"]["steps"]
-    command = ["restore", str(states), "--state", str(back)]
+    command = ["rollback", str(states), "--state", str(back)]
     if by_torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run(

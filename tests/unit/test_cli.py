@@ -32,8 +32,8 @@ from hotbed.files import Lock
 from hotbed.job.draft import draft
 from hotbed.job.file import parse_value
 from hotbed.job.job import Job
-from hotbed.persist import checkpoint
-from hotbed.persist.inspect import describe_checkpoint
+from hotbed.persist.state import checkpoint
+from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,8 @@ def test_verbs_and_flags_are_frozen() -> None:
         "inspect": ["--set", "what"],
         "verify": ["checkpoint"],
         "publish": ["--keep", "--set", "--state", "--to", "what"],
-        "restore": ["--state", "path"],
+        "restore": ["arguments"],  # refused: its name is rollback
+        "rollback": ["--state", "path"],
         "diff": ["one", "two"],
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
@@ -388,15 +389,18 @@ def test_output_of_a_job_may_be_a_url(
     assert strays == []
 
 
-def test_restore_goes_back_to_an_earlier_state(
+def test_rollback_returns_to_an_earlier_state_and_its_old_name_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for steps in ("1", "2"):
         call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps)
-    code, _, errors = call(capsys, monkeypatch, "restore", "out/checkpoint")
+    code, _, errors = call(capsys, monkeypatch, "restore", "out/checkpoint", "--state", "2")
+    assert code == 2
+    assert "Run 'hotbed rollback out/checkpoint --state 2'" in " ".join(errors.split())
+    code, _, errors = call(capsys, monkeypatch, "rollback", "out/checkpoint")
     assert code == 2
     assert "Choose one of: 1, 2, 3" in " ".join(errors.split())
-    code, printed, _ = call(capsys, monkeypatch, "restore", "out/checkpoint", "--state", "2")
+    code, printed, _ = call(capsys, monkeypatch, "rollback", "out/checkpoint", "--state", "2")
     assert code == 0
     assert "resumes from checkpoint-00000002: delta" in printed
     assert "aside: checkpoint-00000003" in printed

@@ -23,7 +23,7 @@ from hotbed.files import (
     new_file,
     remove_all,
 )
-from hotbed.persist import store
+from hotbed.persist.container import store
 from hotbed.persist.publish.topic import TopicFeed
 from hotbed.serving.stores.mapped import ModelFolder
 from hotbed.serving.stores.writing import tidy
@@ -44,10 +44,10 @@ REMOVES = {
     "persist/publish/topic.py:TopicFeed.__init__": "versions in a folder with a mark",
     "persist/publish/topic.py:TopicFeed.arrivals": "versions that this feed has replaced",
     "persist/publish/topic.py:TopicFeed._finish": "versions in a folder with a mark",
-    "persist/resume.py:_cut_letters": "dead letters behind the state that a run returns to",
-    "persist/store.py:LocalStore.remove": "a folder with a manifest",
-    "persist/store.py:LocalStore._sweep": "paths named as partial_path does, that nobody holds",
-    "persist/store.py:_LocalDraft.discard": "its own partial folder",
+    "persist/upkeep/rollback.py:_cut_letters": "dead letters behind the state that a run returns to",
+    "persist/container/store.py:LocalStore.remove": "a folder with a manifest",
+    "persist/container/store.py:LocalStore._sweep": "paths named as partial_path does, that nobody holds",
+    "persist/container/store.py:_LocalDraft.discard": "its own partial folder",
     "prepare/output/write.py:_Writer.__init__": "a file in the output that is being written",
     "prepare/run.py:new_output": "what is in a folder with a mark, and the mark",
     "prepare/run.py:_write": "a folder in the output that is being written",

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed.cli import plan as of_plan
+from hotbed.cli import planning as of_plan
 from hotbed.cli.commands import app
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, DataError
 from hotbed.job import workload as of_job
 from hotbed.parallel import Placement
-from hotbed.parallel.plan import (
+from hotbed.parallel.forecast import (
     ENTRIES,
     LinkSpeed,
     SampledBatch,

@@ -18,12 +18,12 @@ pytest.importorskip("torch", reason="torch absent")
 import pyarrow as pa
 
 import hotbed as hb
-from hotbed.connectors.kafka.settings import Timings
+from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.errors import ConfigError, DataError
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.file import override
-from hotbed.persist.inspect import describe_checkpoint, diff, verify
+from hotbed.persist.upkeep.inspect import describe_checkpoint, diff, verify
 
 
 @pytest.fixture

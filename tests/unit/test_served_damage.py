@@ -18,7 +18,7 @@ import pytest
 import hotbed as hb
 from hotbed.cli.commands import main
 from hotbed.errors import FormatError
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions

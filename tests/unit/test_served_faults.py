@@ -28,7 +28,7 @@ MEASURE = """
 import json, re, sys, threading
 from pathlib import Path
 import hotbed as hb
-from hotbed.persist.format import open_folder, open_store
+from hotbed.persist.container.format import open_folder, open_store
 
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10

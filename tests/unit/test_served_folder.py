@@ -26,8 +26,8 @@ import hotbed as hb
 from hotbed.config import describe
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
-from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
-from hotbed.persist.manifest import Manifest
+from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.container.manifest import Manifest
 from hotbed.serving.stores.mapped import ModelFolder
 
 pytestmark = pytest.mark.core

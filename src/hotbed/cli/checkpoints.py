@@ -16,7 +16,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_checkpoint(facts: Mapping[str, Any]) -> None:
-    """Print what a checkpoint holds, as `hotbed.persist.inspect` returns it."""
+    """Print what a checkpoint holds, as `hotbed.persist.upkeep.inspect` returns it."""
     size = mebibytes(sum(facts["bytes"]))
     console.print(
         f"{facts['folder']}: {facts['kind']}, version {facts['version']}, {size} MiB",
@@ -94,7 +94,7 @@ def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 def print_verified(facts: Mapping[str, Any]) -> None:
-    """Print what was verified, as `hotbed.persist.inspect.verify` returns it."""
+    """Print what was verified, as `hotbed.persist.upkeep.inspect.verify` returns it."""
     if "rows" in facts:
         rows = ", ".join(f"{part} {num_rows:,} rows" for part, num_rows in facts["rows"].items())
         print_line(
@@ -126,8 +126,8 @@ def print_verified_rows(facts: Mapping[str, Any]) -> None:
     )
 
 
-def print_restored(path: str, facts: Mapping[str, Any]) -> None:
-    """Print which state a stream resumes from, as `hotbed.persist.resume.go_back` returns it."""
+def print_rolled_back(path: str, facts: Mapping[str, Any]) -> None:
+    """Print which state a stream resumes from, as `roll_back` returns it."""
     aside = ", ".join(facts["aside"]) or "nothing"
     print_line(
         f"{path} resumes from {facts['folder']}: {facts['kind']}, version {facts['version']}\n"
@@ -136,7 +136,7 @@ def print_restored(path: str, facts: Mapping[str, Any]) -> None:
 
 
 def print_difference(facts: Mapping[str, Any]) -> None:
-    """Print what differs between two checkpoints, as `hotbed.persist.inspect.diff` returns it."""
+    """Print what differs between two checkpoints, as `hb.checkpoints.diff` returns it."""
     grid = Grid("table", "added", "removed", "changed", "largest difference")
     for name, table in facts["tables"].items():
         if table is None:

@@ -20,21 +20,21 @@ from hotbed import config
 from hotbed.cli import checkpoints, processes, show
 from hotbed.cli import disk as disks
 from hotbed.cli import doctor as machine
-from hotbed.cli import plan as of_plan
+from hotbed.cli import planning as of_plan
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
 from hotbed.job.json_schema import json_schema
-from hotbed.job.plan import Wishes
-from hotbed.job.plan import plan as plan_job
 from hotbed.job.plan_page import write_plan
+from hotbed.job.planning import Wishes
+from hotbed.job.planning import plan as plan_job
 from hotbed.job.ranks import for_ranks, from_first
-from hotbed.persist.inspect import describe_checkpoint
-from hotbed.persist.inspect import diff as difference_of
-from hotbed.persist.inspect import verify as verify_checkpoint
-from hotbed.persist.resume import go_back
+from hotbed.persist.upkeep.inspect import describe_checkpoint
+from hotbed.persist.upkeep.inspect import diff as difference_of
+from hotbed.persist.upkeep.inspect import verify as verify_checkpoint
+from hotbed.persist.upkeep.rollback import roll_back
 from hotbed.prepare import Engine, Preparation, Workflow
 from hotbed.prepare import prepare as run_prepare
 
@@ -419,16 +419,25 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 @app.command()
-def restore(
+def rollback(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A local folder of states.")],
     state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
 ) -> None:
     """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
     if processes.is_rank():
-        went_back = from_first(lambda: go_back(path, state))
+        rolled_back = from_first(lambda: roll_back(path, state))
     else:
-        went_back = go_back(path, state)
-    checkpoints.print_restored(path, went_back)
+        rolled_back = roll_back(path, state)
+    checkpoints.print_rolled_back(path, rolled_back)
+
+
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def restore(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Name the command that returns to an earlier state."""
+    line = " ".join(arguments or [])
+    raise ConfigError(
+        f"restore: not a command, got 'hotbed restore {line}'. Run 'hotbed rollback {line}'."
+    )
 
 
 @app.command()

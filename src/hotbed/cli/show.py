@@ -23,7 +23,7 @@ from hotbed.prepare import Stage, Workflow
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.parallel.launch import RankFailure
-    from hotbed.training.watching.columns import Tables
+    from hotbed.training.columns import Tables
     from hotbed.training.watching.history import History
 
 console = Console()

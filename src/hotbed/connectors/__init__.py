@@ -3,6 +3,7 @@
 
 concat.py         Concat: the rows of several sources one after another
 dead_letters.py   dead letters: rows that could not be read, each with its place
+encodings.py      what the first bytes of text say: compression, and text that cannot be read
 endings.py        which source reads a file, by the ending of its name
 file_identity.py  the identity of a file
 files.py          files: paths and globs, sections, and positions in a list of files
@@ -17,10 +18,10 @@ merge.py          Merge: the events of several sources in the order of their tim
 messages.py       messages of a broker: decoders that turn them into rows
 parquet.py        Parquet files
 paths.py          paths and globs: which files they name, each once
-plan.py           what a reader asks of a source: columns, types, and how bad rows are treated
 position.py       positions in a source, places of rows
 prepared.py       the output of `hotbed prepare`
 read_ahead.py     make items ahead of their consumer on a thread
+read_plan.py      what a reader asks of a source: columns, types, and how bad rows are treated
 replay.py         Replay: recorded events of several sources in the order of their times
 samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
 source.py         the base of every source of events, and the sources that its methods return
@@ -47,9 +48,9 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.messages import Arrow, Decoder, Json
 from hotbed.connectors.parquet import Parquet
-from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.connectors.position import Position
 from hotbed.connectors.prepared import Prepared
+from hotbed.connectors.read_plan import ReadPlan, Skips
 from hotbed.connectors.replay import Replay
 from hotbed.connectors.source import Slice, Sort, Source, TableJoin
 from hotbed.connectors.text.delimited import Csv

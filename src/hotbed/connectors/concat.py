@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.endings import check_source
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import (
     IMPRESSION,
     MARKS,
@@ -24,6 +23,7 @@ from hotbed.connectors.position import (
     is_preview,
     with_marks,
 )
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, conform, has_open, is_number, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from hotbed.connectors.encodings import ending_of
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.source import Source
 from hotbed.connectors.text.delimited import Csv
-from hotbed.connectors.text.encodings import ending_of
 from hotbed.connectors.text.jsonl import Jsonl
 from hotbed.connectors.text.libsvm import Libsvm
 from hotbed.errors import ConfigError

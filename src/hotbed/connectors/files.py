@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from hotbed.connectors.encodings import TextStream, codec_of
 from hotbed.connectors.paths import Paths, expand, folder_values
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source, described
-from hotbed.connectors.text.encodings import TextStream, codec_of
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 

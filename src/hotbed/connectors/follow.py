@@ -22,7 +22,6 @@ from hotbed.connectors.endings import source_for
 from hotbed.connectors.file_identity import Content, FileIdentity, name_of, text_of
 from hotbed.connectors.files import FileSource, Section, rows_of_section
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import (
     OPENED,
     PLACE,
@@ -32,6 +31,7 @@ from hotbed.connectors.position import (
     schema_from_text,
     schema_to_text,
 )
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, has_open, types_of, with_open_as_null
 from hotbed.errors import ConfigError, DataError, DecodeError, printable

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.connectors.files import cut
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.samples import check_names, fixed_lists
 from hotbed.connectors.source import Source, described
 

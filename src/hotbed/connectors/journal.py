@@ -100,7 +100,7 @@ class Journal:
             if number <= latest:
                 raise PersistError(
                     f"{self._name()}: this decision was recorded before, got {topic} {number} "
-                    f"after {latest}. To resume from an older state, use `hotbed restore`."
+                    f"after {latest}. To resume from an older state, use `hotbed rollback`."
                 )
             if self._file is not None:
                 self._write(line)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position, RowPlace
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, rows_of
 from hotbed.connectors.types import recast, types_of, usual
 from hotbed.errors import DataError

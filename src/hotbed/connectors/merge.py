@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.first_times import FirstTimes
-from hotbed.connectors.plan import READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position
+from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import EARLIEST, LATEST, YEAR, check_same_unit, to_microseconds
 from hotbed.connectors.types import (

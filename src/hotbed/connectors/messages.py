@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import schema_from_text, schema_to_text
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.text.jsonl import declared_columns, infer_json, read_json_lines
 from hotbed.connectors.types import (
     completed,

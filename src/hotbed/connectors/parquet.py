@@ -23,7 +23,7 @@ from hotbed.connectors.files import (
     open_bytes,
 )
 from hotbed.connectors.paths import Paths
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened
 from hotbed.errors import DecodeError, SchemaError

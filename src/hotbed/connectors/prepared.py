@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from hotbed.config import parse_json
 from hotbed.connectors.parquet import Parquet
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import SETTINGS, Batches, Position, RowPlace
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where, digest_of, local_path, resolve

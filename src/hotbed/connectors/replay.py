@@ -16,8 +16,8 @@ from hotbed import checks
 from hotbed.connectors.late_labels import LabelJoin, LateLabels
 from hotbed.connectors.live import Live, steady
 from hotbed.connectors.merge import Events, Merge
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_number, opened

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.errors import ConfigError, SchemaError
 

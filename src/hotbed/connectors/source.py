@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.config import describe, kind_of
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace, with_marks
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.types import (
     joined,
     opened,

@@ -16,9 +16,9 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of, is_preview
 from hotbed.connectors.read_ahead import ReadAhead
+from hotbed.connectors.read_plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.source import Source
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters, located

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
+from hotbed.connectors.read_plan import Skips
 from hotbed.connectors.times import check_median, with_readable_times
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers

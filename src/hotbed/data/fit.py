@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import usual_rows
 from hotbed.data.arrow_types import is_list

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.plan import Skips
+from hotbed.connectors.read_plan import Skips
 from hotbed.connectors.times import to_microseconds
 from hotbed.data.arrays import (
     as_numpy,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.position import Position
+from hotbed.connectors.read_plan import READ_ROWS
 from hotbed.data.batch import Batch
 from hotbed.errors import DataError
 

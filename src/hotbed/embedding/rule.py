@@ -54,8 +54,6 @@ class Rule(ABC):
 
     _num_slots: ClassVar[int] = 0
     _proximal: ClassVar[bool] = False
-    _moves_without_gradient: ClassVar[bool]
-    """Whether a step with zero gradient, l1 and l2 changes a row or its state."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -82,14 +80,6 @@ class Rule(ABC):
     def penalties(self) -> tuple[float, float]:
         """Return the factors of sign(w) and of w that are added to the gradient."""
         return self.l1, self.l2
-
-    @property
-    def moves_idle_rows(self) -> bool:
-        """Return True when an update changes rows that have no gradient.
-
-        A delta cannot record the changes of such a table.
-        """
-        return self.scope != "touched" and (self._decays() or self._moves_without_gradient)
 
     @property
     def moves_new_rows(self) -> bool:
@@ -153,8 +143,6 @@ class Sgd(Rule):
 
     lr: float = 0.01
 
-    _moves_without_gradient: ClassVar[bool] = False
-
     def _check(self, name: str) -> None:
         pass
 
@@ -175,7 +163,6 @@ class Momentum(Rule):
     lr_inside: bool = False
 
     _num_slots: ClassVar[int] = 1
-    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
@@ -199,7 +186,6 @@ class Nesterov(Rule):
     lr_inside: bool = False
 
     _num_slots: ClassVar[int] = 1
-    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
@@ -254,7 +240,6 @@ class Adagrad(Rule):
     initial_accumulator: float = 0.0
 
     _num_slots: ClassVar[int] = 1
-    _moves_without_gradient: ClassVar[bool] = False
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.eps", self.eps, above=0)
@@ -278,8 +263,6 @@ class RowwiseAdagrad(Rule):
     lr: float = 0.05
     eps: float = 1e-10
     initial_accumulator: float = 0.0
-
-    _moves_without_gradient: ClassVar[bool] = False
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.eps", self.eps, above=0)
@@ -308,7 +291,6 @@ class RmsProp(Rule):
     eps: float = 1e-8
 
     _num_slots: ClassVar[int] = 1
-    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.alpha", self.alpha, least=0, below=1)
@@ -341,7 +323,6 @@ class Adam(Rule):
     eps_hat: bool = False
 
     _num_slots: ClassVar[int] = 2
-    _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.beta1", self.beta1, least=0, below=1)
@@ -394,7 +375,6 @@ class Ftrl(Rule):
 
     _num_slots: ClassVar[int] = 2
     _proximal: ClassVar[bool] = True
-    _moves_without_gradient: ClassVar[bool] = True  # w is recomputed from z, also in a new row
 
     def _check(self, name: str) -> None:
         checks.finite_number(f"{name}.beta", self.beta, least=0)

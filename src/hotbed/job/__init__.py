@@ -8,7 +8,7 @@ events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
 json_schema.py        the JSON Schema of job files, for completion and checks in editors
-plan.py               the plan of a job on several processes: predictions and notes
+planning.py           the plan of a job on several processes: predictions and notes
 plan_page.py          the picture of a plan
 ready.py              whether everything that a job reads and writes is there, before it learns
 ranks.py              a job on several processes: which can run there, and what the first does

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from hotbed import config
 from hotbed.connectors import Csv, Libsvm, Source
+from hotbed.connectors.encodings import CODECS, ending_of
 from hotbed.connectors.endings import FILE_KINDS, source_for
 from hotbed.connectors.files import FileSource
-from hotbed.connectors.text.encodings import CODECS, ending_of
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.roles import (
     Line,

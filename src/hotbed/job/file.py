@@ -16,7 +16,7 @@ import yaml
 
 from hotbed.errors import ConfigError
 from hotbed.files import local_path, resolve
-from hotbed.persist.store import MANIFEST_FILE
+from hotbed.persist.container.store import MANIFEST_FILE
 
 
 class _Loader(yaml.SafeLoader):

@@ -267,7 +267,7 @@ class Job:
         Raises:
             ConfigError: the job has other columns now, or they mean something else.
         """
-        from hotbed.persist.format import open_checkpoint
+        from hotbed.persist.container.format import open_checkpoint
 
         schema = Schema.from_json(open_checkpoint(states).manifest.schema or {})
         before = [(type(column), column.name) for column in schema.columns]
@@ -293,7 +293,7 @@ class Job:
         The dense parameters depend on `seed` only.
         """
         from hotbed.models.losses import Loss, MultiTask
-        from hotbed.optim.ranks import trains_together, world_size
+        from hotbed.parallel.world import trains_together, world_size
         from hotbed.training.model import RecModel, set_seed
 
         grains = self.num_grains(world_size() if trains_together() else 1)

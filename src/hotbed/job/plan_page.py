@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotbed.files import Where
-from hotbed.job.plan import JobPlan
-from hotbed.persist.store import write_text
+from hotbed.job.planning import JobPlan
+from hotbed.persist.container.store import write_text
 from hotbed.pictures.bars import Bar, bars_figure
 from hotbed.pictures.charts import number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side
 
 if TYPE_CHECKING:
-    from hotbed.parallel.plan import RanksPlan
+    from hotbed.parallel.forecast import RanksPlan
 
 MOST_BARS = 32
 """Ranks that are drawn one by one."""

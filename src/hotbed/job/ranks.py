@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def num_ranks() -> int:
     """Return the number of processes that train together; this is one of them."""
-    from hotbed.optim.ranks import trains_together, world_size
+    from hotbed.parallel.world import trains_together, world_size
 
     return world_size() if trains_together() else 1
 

@@ -26,14 +26,14 @@ from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.ready import check_job
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
-from hotbed.persist.format import read_newest
-from hotbed.persist.inspect import join_facts
-from hotbed.persist.resume import open_state
-from hotbed.persist.store import new_file, write_text
+from hotbed.persist.container.format import read_newest
+from hotbed.persist.container.store import new_file, write_text
+from hotbed.persist.upkeep.inspect import join_facts
+from hotbed.persist.upkeep.rollback import open_state
 
 if TYPE_CHECKING:
-    from hotbed.persist.format import Reader, Saved
-    from hotbed.persist.manifest import Manifest
+    from hotbed.persist.container.format import Reader, Saved
+    from hotbed.persist.container.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.history import History
 
@@ -188,7 +188,7 @@ def _owned_states(job: Job, *, restart: bool, report: Report) -> Iterator[Live |
 
 def _with_grains_of(states: Where, job: Job) -> Job:
     """Return a job with the number of grains of its newest state, unless it has one."""
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
 
     if isinstance(job.grains, int):
         return job
@@ -418,7 +418,7 @@ def export_state(states: Where, out: Where) -> Exported:
     Raises:
         ConfigError: the checkpoint does not hold how its network is built.
     """
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
 
     with together():
         reader = open_checkpoint(states)
@@ -431,7 +431,7 @@ def _restored(job: Job, reader: Reader | None = None) -> RecModel:
     Raises:
         ConfigError: the job says another model or schema than was trained.
     """
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
 
     with together():
         states = trained(job)
@@ -502,7 +502,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
 
 
 def _export(model: RecModel, states: Where, out: Where) -> Exported:
-    from hotbed.persist.format import open_checkpoint
+    from hotbed.persist.container.format import open_checkpoint
 
     if model.learner.shard.size == num_ranks():
         folder = model.export(out, states)
@@ -532,7 +532,7 @@ class JobFacts:
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed.
     `misfit`: why the model that is there is not the job's; "" where it is, or none is there.
-    `join`: what the join of its stream holds, as `hotbed.persist.inspect.join_facts` returns it.
+    `join`: what the join of its stream holds, as `join_facts` returns it.
     """
 
     columns: Sequence[ColumnFacts]

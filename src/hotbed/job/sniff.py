@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from hotbed.connectors import Csv
+from hotbed.connectors.encodings import read_full
 from hotbed.connectors.files import SAMPLE_BYTES, Section
-from hotbed.connectors.text.encodings import read_full
 
 _DELIMITERS = (",", "\t", ";", "|", "\x01")
 _NULLS = (r"\N", "NULL", "null", "NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "None")

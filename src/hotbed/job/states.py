@@ -14,11 +14,12 @@ from hotbed.errors import ConfigError
 from hotbed.files import Lock, Where, free_name, resolve, sync_folder
 from hotbed.job.events import MovedAside, Report, ignore
 from hotbed.job.job import Job
-from hotbed.persist.resume import finish_first, refused_changes, shown
-from hotbed.persist.store import JOURNAL, LETTERS, open_store
+from hotbed.persist.container.store import JOURNAL, LETTERS, open_store
+from hotbed.persist.state.resume import refused_changes, shown
+from hotbed.persist.upkeep.rollback import finish_first
 
 if TYPE_CHECKING:
-    from hotbed.persist.format import Reader
+    from hotbed.persist.container.format import Reader
     from hotbed.training.model import RecModel
 
 
@@ -60,7 +61,7 @@ def check_unchanged(job: Job, reader: Reader, model: RecModel) -> None:
         reader: the state.
         model: of the job, before it is restored.
     """
-    from hotbed.persist.restoring import meanings
+    from hotbed.persist.state.restoring import meanings
 
     saved, here = meanings(reader, model.state())
     changed = refused_changes(saved, here, job.checkpoint.get("allow", ()))

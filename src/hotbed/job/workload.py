@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hotbed.data.batch import Batch
     from hotbed.data.schema import Schema
     from hotbed.embedding.table import Table
-    from hotbed.parallel.plan import SampledBatch, TableFacts, Workload
+    from hotbed.parallel.forecast import SampledBatch, TableFacts, Workload
     from hotbed.training.model import RecModel
 
 SAMPLES = 5_000_000
@@ -145,7 +145,7 @@ def _alone(call: Callable[..., T], *arguments: Any) -> T:
 
 def _with_two_ranks(job: Job, work: Workload) -> Workload:
     """Return a workload with what two ranks of this machine take: their link, and some steps."""
-    from hotbed.parallel.plan import LinkSpeed
+    from hotbed.parallel.forecast import LinkSpeed
     from hotbed.parallel.probe import on_two_ranks
 
     steps = round(PAIR_SECONDS / max(work.step_seconds.values()))
@@ -215,7 +215,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     `rows`: that the user expects of tables.
     """
     import hotbed as hb
-    from hotbed.parallel.plan import LinkSpeed, Workload
+    from hotbed.parallel.forecast import LinkSpeed, Workload
 
     hb.set_num_threads(1)
     job = _by_grains(Job.from_json(spec))
@@ -400,7 +400,7 @@ def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
 
 
 def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
-    from hotbed.parallel.plan import SampledBatch, SampledIds
+    from hotbed.parallel.forecast import SampledBatch, SampledIds
 
     samples: dict[str, list[Any]] = {name: [] for name in _tables_of(model)}
     values: dict[str, list[Any]] = {name: [] for name in samples}
@@ -455,7 +455,7 @@ def _table_facts(
 ) -> TableFacts:
     """Return a table with so many rows in each partition, as far as its policies keep them."""
     from hotbed.embedding.policy import kept_columns
-    from hotbed.parallel.plan import TableFacts
+    from hotbed.parallel.forecast import TableFacts
 
     caps = [policy for policy in table.evictions if isinstance(policy, (Lru, Lfu))]
     caps = [policy for policy in caps if policy.is_on]

@@ -8,7 +8,6 @@ ftrl.py         FTRL-Proximal for dense parameters, which torch does not have
 modes.py        set train and eval modes of networks for a while
 momentum.py     momentum that contains the learning rate, for dense parameters; torch's does not
 precision.py    mixed precision and compilation
-ranks.py        the number of processes that train together
 schedule.py     learning-rate schedules as values: a factor on each group's own learning rate
 sparse.py       SparseOptimizer: applies the rule of each table to its rows that have gradients
 torch_rules.py  torch optimizers as rules of tables, and their state as rows

@@ -16,7 +16,7 @@ from hotbed.embedding.modules.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.closure import loss_of
-from hotbed.optim.ranks import check_not_wrapped, check_single_rank
+from hotbed.parallel.world import check_not_wrapped, check_single_rank
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -6,13 +6,13 @@ connections.py  connect the ranks of a job, and see that messages pass
 counters.py     the counters of tables, added over ranks
 dense.py        DenseExchange: losses, gradients and buffers of the dense part, added over ranks
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
+forecast.py     predict memory, bytes and seconds of a step on several ranks
 halves.py       the order in which values of grains are added
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed, and in warnings
 own_batches.py  OwnBatchLookup: the verbs of a lookup for ranks that each have a batch of their own
 placement.py    Placement: which rank owns which rows and computes which grains
-plan.py         predict memory, bytes and seconds of a step on several ranks
 probe.py        measure how fast the ranks of a job reach each other
 ranks.py        Ranks: the processes of a job, and what they send each other
 roll_call.py    which ranks are gone, or have left a call by an error
@@ -20,6 +20,7 @@ sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks
 shards.py       Shard: the rows that a process holds, for those who write and read states
 software.py     the software of a process, which all ranks must have alike
 traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
+world.py        the number of processes that train, and whether and how they may
 """
 
 from .calls import RankCall, at

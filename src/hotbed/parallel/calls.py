@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hotbed.errors import ConfigError, RankLost
-from hotbed.optim.ranks import trains_together
+from hotbed.parallel.world import trains_together
 
 from .roll_call import Departure, report_departure
 

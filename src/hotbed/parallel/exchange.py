@@ -137,7 +137,7 @@ class TableExchange:
         every = [layout.times(time, num_samples) for layout in self._modules]
         return next((checked for checked in every if checked is not None), None)
 
-    def fetch(
+    def take(
         self, ids: AskedIds, inputs: Sequence[Sequence[Sequence[Ids]] | None]
     ) -> list[list[Plan | None]]:
         """Return the plans of the grains that this rank computes, [module][grain].
@@ -146,7 +146,7 @@ class TableExchange:
             ids: of the batch.
             inputs: of each grain, the ids of each feature of each module; None = it has no sample.
         """
-        self._fetch_rows(ids)
+        self._take_rows(ids)
         plans: list[list[Plan | None]] = [[None] * len(inputs) for _ in self._modules]
         for block, front in zip(self._blocks, ids.fronts, strict=True):
             for grain, step in enumerate(front.divide(), block.first):
@@ -157,9 +157,9 @@ class TableExchange:
                     plans[number][grain] = self._plan(number, of_grain[number], part)
         return plans
 
-    def fetch_whole(self, ids: AskedIds, inputs: Sequence[Ids]) -> Plan:
+    def take_whole(self, ids: AskedIds, inputs: Sequence[Ids]) -> Plan:
         """Return the plan of a batch that one module looks up as a whole, as the first grain."""
-        self._fetch_rows(ids)
+        self._take_rows(ids)
         return self._plan(0, inputs, ids.fronts[0].divide()[0])
 
     def sums_to_owners(
@@ -252,7 +252,7 @@ class TableExchange:
             name_difference(self._ranks, values, STEP)
         return asked
 
-    def _fetch_rows(self, ids: AskedIds) -> None:
+    def _take_rows(self, ids: AskedIds) -> None:
         """Send the rows that this rank is asked for, and take those that it asked for."""
         to_rank = self.num_sums(ids)
         sent = torch.empty(sum(to_rank))

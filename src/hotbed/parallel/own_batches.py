@@ -37,7 +37,7 @@ from .ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FetchedIds(LocalIds):
+class TakenIds(LocalIds):
     """The distinct ids of the batch of this rank, whose rows the owners sent.
 
     A rank does not know where others keep their rows: the slot of an id is its number here.
@@ -84,7 +84,7 @@ class OwnBatches:
         self._placement = placement
         self._exchanges: dict[FeatureLayout, TableExchange] = {}
 
-    def fetch(
+    def plan_of(
         self,
         layout: FeatureLayout,
         inputs: Sequence[Ids],
@@ -93,7 +93,7 @@ class OwnBatches:
         training: bool,
         is_shared: bool = False,
     ) -> Plan:
-        """Return the plan of the batch of this rank, whose ids are `FetchedIds`.
+        """Return the plan of the batch of this rank, whose ids are `TakenIds`.
 
         Args:
             layout: the features and tables.
@@ -122,10 +122,10 @@ class OwnBatches:
             values["ids that are looked up with the digest"] = digests
         with self._ranks.undivided():
             asked = exchange.ask(inputs, time, ends, training=training, values=values)
-            plan = exchange.fetch_whole(asked, inputs)
+            plan = exchange.take_whole(asked, inputs)
         local = plan.mapped
         assert isinstance(local, LocalIds), "an exchange maps them"
-        fetched = FetchedIds(
+        fetched = TakenIds(
             local.tables,
             local.step,
             local.host,
@@ -210,7 +210,7 @@ class OwnBatchLookup(LocalLookup):
         training: bool,
         keeps: bool,
     ) -> tuple[Pooled, LocalIds]:
-        plan = self._batches.fetch(layout, inputs, time, training=training)
+        plan = self._batches.plan_of(layout, inputs, time, training=training)
         return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
     @at("update")
@@ -308,8 +308,8 @@ def _digest_of_ids(ids: Ids) -> int:
     return digest
 
 
-def _fetched(mapped: MappedIds) -> FetchedIds:
-    if not isinstance(mapped, FetchedIds):
+def _fetched(mapped: MappedIds) -> TakenIds:
+    if not isinstance(mapped, TakenIds):
         raise ConfigError(
             f"ranks: expected ids that this rank fetched, got {type(mapped).__name__}. Set "
             "module.lookup before ids are looked up, and not between a lookup and its update."

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotbed.errors import ConfigError, HotbedError, RankLost
-from hotbed.optim.ranks import trains_together
+from hotbed.parallel.world import trains_together
 
 from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
 from .connections import call_timeout, connect, connect_again, shut

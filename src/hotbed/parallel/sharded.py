@@ -73,7 +73,7 @@ class ShardedLookup(LocalLookup):
                     "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
                     "loop.backward()."
                 )
-            plan = self._batches.fetch(layout, inputs, None, training=False, is_shared=True)
+            plan = self._batches.plan_of(layout, inputs, None, training=False, is_shared=True)
         return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
     def join(self, parts: Sequence[Sums]) -> Sums:

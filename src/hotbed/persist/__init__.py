@@ -8,28 +8,10 @@
 `RecModel.save` and `hb.callbacks.Checkpoint` write checkpoints; this module is for what lies on
 disk. Names load on first use: those that need torch raise MissingExtra without it.
 
-    chain.py        fulls and the deltas on them
-    checkpoint.py   what is in a checkpoint, and how it is captured and written
-    digest.py       the content digest: what a state holds, whatever files it lies in
-    format.py       the container of docs/format.md
-    inspect.py      questions about checkpoints
-    manifest.py     MANIFEST.json as a typed value
-    network.py      the dense part of a state
-    open_rows.py    what a join of streams holds open, in a checkpoint
-    restoring.py    a checkpoint into network, tables and optimizers
-    resume.py       whether a state fits, completing the first one, and going back
-    retention.py    which saved states are kept
-    row_files.py    files of rows: how they are written and read
-    row_order.py    rows by partition and id: the rows of a full and its deltas as one
-    saver.py        Saver: captures are written on another thread
-    sink.py         files that are hashed while they are written, at the speed of the disk
-    spread.py       tables that hold rows before several processes share them
-    store.py        where checkpoints lie: a local folder, or any object store that fsspec knows
-    tables.py       tables into and out of a checkpoint
-    warm_starts.py  rows of another job into tables of this one
-    words.py        what the ids of a table stand for
-    check/          the one validator of docs/format.md: what a digest does not show
-    publish/        handing saved states on to servers, by a directory or a Kafka topic
+    container/  the container of docs/format.md: files with digests, and a manifest
+    state/      what a state holds, how it is captured and saved, and how it is loaded
+    publish/    handing saved states on to servers, by a directory or a Kafka topic
+    upkeep/     what is done with saved states: look into them, go back to one, take rows
 """
 
 from __future__ import annotations
@@ -38,19 +20,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotbed.persist.chain import Replica, compact
-    from hotbed.persist.checkpoint import Capture, State, capture, save
-    from hotbed.persist.digest import content_digest
-    from hotbed.persist.format import Reader, Saved, open_checkpoint, read_newest
-    from hotbed.persist.inspect import describe_checkpoint as describe
-    from hotbed.persist.inspect import diff, verify
-    from hotbed.persist.manifest import Manifest
-    from hotbed.persist.network import random_state, set_random_state, warm_start_network
+    from hotbed.persist.container.format import Reader, Saved, open_checkpoint, read_newest
+    from hotbed.persist.container.manifest import Manifest
     from hotbed.persist.publish.topic import TopicFeed
     from hotbed.persist.publish.version import Publisher
-    from hotbed.persist.restoring import restore
-    from hotbed.persist.saver import Saver
-    from hotbed.persist.warm_starts import warm_start
+    from hotbed.persist.state.chain import Replica, compact
+    from hotbed.persist.state.checkpoint import Capture, State, capture, save
+    from hotbed.persist.state.digest import content_digest
+    from hotbed.persist.state.network import random_state, set_random_state, warm_start_network
+    from hotbed.persist.state.restoring import restore
+    from hotbed.persist.state.saver import Saver
+    from hotbed.persist.upkeep.inspect import describe_checkpoint as describe
+    from hotbed.persist.upkeep.inspect import diff, verify
+    from hotbed.persist.upkeep.warm_starts import warm_start
 
 __all__ = [
     "Capture",
@@ -80,29 +62,29 @@ __all__ = [
 
 # Public name -> the module and the name in it.
 _HOMES = {
-    "Capture": "checkpoint:Capture",
-    "Manifest": "manifest:Manifest",
+    "Capture": "state.checkpoint:Capture",
+    "Manifest": "container.manifest:Manifest",
     "Publisher": "publish.version:Publisher",
-    "Reader": "format:Reader",
-    "Replica": "chain:Replica",
-    "Saved": "format:Saved",
-    "Saver": "saver:Saver",
-    "State": "checkpoint:State",
+    "Reader": "container.format:Reader",
+    "Replica": "state.chain:Replica",
+    "Saved": "container.format:Saved",
+    "Saver": "state.saver:Saver",
+    "State": "state.checkpoint:State",
     "TopicFeed": "publish.topic:TopicFeed",
-    "capture": "checkpoint:capture",
-    "compact": "chain:compact",
-    "content_digest": "digest:content_digest",
-    "describe": "inspect:describe_checkpoint",
-    "diff": "inspect:diff",
-    "open_checkpoint": "format:open_checkpoint",
-    "random_state": "network:random_state",
-    "read_newest": "format:read_newest",
-    "restore": "restoring:restore",
-    "save": "checkpoint:save",
-    "set_random_state": "network:set_random_state",
-    "verify": "inspect:verify",
-    "warm_start": "warm_starts:warm_start",
-    "warm_start_network": "network:warm_start_network",
+    "capture": "state.checkpoint:capture",
+    "compact": "state.chain:compact",
+    "content_digest": "state.digest:content_digest",
+    "describe": "upkeep.inspect:describe_checkpoint",
+    "diff": "upkeep.inspect:diff",
+    "open_checkpoint": "container.format:open_checkpoint",
+    "random_state": "state.network:random_state",
+    "read_newest": "container.format:read_newest",
+    "restore": "state.restoring:restore",
+    "save": "state.checkpoint:save",
+    "set_random_state": "state.network:set_random_state",
+    "verify": "upkeep.inspect:verify",
+    "warm_start": "upkeep.warm_starts:warm_start",
+    "warm_start_network": "state.network:warm_start_network",
 }
 
 

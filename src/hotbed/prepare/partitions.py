@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource, Section
 from hotbed.connectors.parquet import Parquet, row_groups
-from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import Position, RowPlace
+from hotbed.connectors.read_plan import READ_ALL, ReadPlan
 from hotbed.connectors.source import Source, TableJoin, not_endless
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError

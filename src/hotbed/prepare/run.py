@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.connectors.plan import ReadPlan, Skips
+from hotbed.connectors.read_plan import ReadPlan, Skips
 from hotbed.connectors.text.delimited import Csv
 from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.data import numbers
 from hotbed.data.columns import Columns, transformed
 from hotbed.data.context import BadRows

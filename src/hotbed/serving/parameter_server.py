@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError, FormatError, StoreError
 from hotbed.files import SharedLock, Where, local_path
 from hotbed.frozen import IdArray, RowArray, RowDtype
 from hotbed.memory import return_free_memory
-from hotbed.persist.format import Reader, open_checkpoint
+from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.arrow_types import holds_text
 from hotbed.data.batch import Ids
@@ -28,9 +28,9 @@ from hotbed.errors import (
     RequestTooLarge,
 )
 from hotbed.frozen import RowArray
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.container.store import MANIFEST_FILE, split
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
-from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
 from hotbed.serving.parameter_server import ParameterServer

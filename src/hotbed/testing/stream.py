@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 
 

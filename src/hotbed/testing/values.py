@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Mapping
 
 from hotbed.embedding.table import Table
-from hotbed.persist.format import Reader
-from hotbed.persist.tables import flat
+from hotbed.persist.container.format import Reader
+from hotbed.persist.state.tables import flat
 
 
 def values_digest(state: Reader | Mapping[str, Table]) -> str:

@@ -2,7 +2,9 @@
 """The loop that drives everything else: RecModel, callbacks, metrics, the report.
 
 arguments.py      the checks of RecModel's arguments
+columns.py        many small dicts as a few arrays, for the state of a checkpoint
 described.py      the words for a model
+last_step.py      LastStep: the gradients of a training step that was taken
 learned_types.py  the types of raw columns that a model learned from
 feed.py           the items that a pass reads: of a stream, from the first rank
 load.py           load a model from a checkpoint

@@ -16,11 +16,11 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Tier
 from hotbed.errors import ConfigError, FormatError, HotbedError
-from hotbed.optim.ranks import trains_together
 from hotbed.parallel import Ranks, at, together
-from hotbed.persist.check.manifest import NOT_BUILT
-from hotbed.persist.format import Reader, open_checkpoint, read_newest
-from hotbed.persist.restoring import check_one_state
+from hotbed.parallel.world import trains_together
+from hotbed.persist.container.check.manifest import NOT_BUILT
+from hotbed.persist.container.format import Reader, open_checkpoint, read_newest
+from hotbed.persist.state.restoring import check_one_state
 from hotbed.training.described import rebuilt_argument
 from hotbed.training.model import RecModel
 

@@ -31,13 +31,13 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
-from hotbed.training.ahead import MapStage
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.stages.agreement import check_scored
 from hotbed.training.stages.example import Example, prepare
 from hotbed.training.stages.learner import Update
+from hotbed.training.stages.map_stage import MapStage
 from hotbed.training.stages.scorer import LOSS, Progressive
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hotbed.errors import ConfigError
 from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import AmpPrecision, Boost
-from hotbed.optim.ranks import trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
+from hotbed.parallel.world import trains_together
 from hotbed.training.arguments import tables_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.grains import GrainLearner

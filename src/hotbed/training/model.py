@@ -27,18 +27,18 @@ from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.dense import set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import check_not_wrapped, speaks
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at
-from hotbed.persist import checkpoint, restoring
-from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
+from hotbed.parallel.world import check_not_wrapped, speaks
+from hotbed.persist.container.format import Reader, open_checkpoint, read_newest, refuse_others
+from hotbed.persist.container.store import open_store, write_text
 from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
-from hotbed.persist.store import open_store, write_text
-from hotbed.persist.warm_starts import warm_start
-from hotbed.persist.words import types_there
-from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
+from hotbed.persist.state import checkpoint, restoring
+from hotbed.persist.upkeep.warm_starts import warm_start
+from hotbed.persist.upkeep.words import types_there
+from hotbed.training.ahead import depth_for, unwrap
 from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
@@ -60,6 +60,7 @@ from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.learner import check_not_moved
 from hotbed.training.stages.network import adapter_of
+from hotbed.training.stages.one_pass import obstacle_to_one_pass
 from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History

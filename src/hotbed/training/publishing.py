@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hotbed.errors import ConfigError, MissingExtra, PersistError
-from hotbed.persist.format import Saved
+from hotbed.persist.container.format import Saved
 from hotbed.persist.publish import Publisher
 from hotbed.training.run import Run
 from hotbed.training.stages.network import adapter_of

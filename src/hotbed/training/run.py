@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hotbed.config import did_you_mean, kind_of
 from hotbed.connectors import Journal, Position
-from hotbed.connectors.plan import NO_WISHES, JoinWishes
+from hotbed.connectors.read_plan import NO_WISHES, JoinWishes
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import WHOLE, Shard, at
-from hotbed.training.ahead.stage import MapStage
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
+from hotbed.training.stages.map_stage import MapStage
 from hotbed.training.stages.scorer import Watcher
 from hotbed.training.trained import TrainedModel
 

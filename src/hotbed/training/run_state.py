@@ -15,16 +15,16 @@ from hotbed.connectors.live import SavedRows
 from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, PersistError
-from hotbed.persist.checkpoint import State
-from hotbed.persist.format import Reader
-from hotbed.persist.network import random_state, set_random_state
-from hotbed.persist.open_rows import read_open_rows
-from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare
-from hotbed.training.decisions.cores import Cores
+from hotbed.persist.container.format import Reader
+from hotbed.persist.state.checkpoint import State
+from hotbed.persist.state.network import random_state, set_random_state
+from hotbed.persist.state.open_rows import read_open_rows
+from hotbed.persist.state.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare
+from hotbed.training.ahead.cores import Cores
+from hotbed.training.columns import columns, rows_of
 from hotbed.training.run import Counts, Run
 from hotbed.training.stages.learner import SelfUpdating
 from hotbed.training.stages.scorer import Progressive
-from hotbed.training.watching.columns import columns, rows_of
 
 log = logging.getLogger("hotbed")
 

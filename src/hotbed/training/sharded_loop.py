@@ -14,9 +14,9 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.modules import TableRows, table_modules
 from hotbed.errors import ConfigError
 from hotbed.optim.combined import Parts
-from hotbed.optim.ranks import check_not_wrapped, trains_together
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Shard, at
+from hotbed.parallel.world import check_not_wrapped, trains_together
 from hotbed.training.arguments import check_names, tables_of
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.example import CPU, prepare

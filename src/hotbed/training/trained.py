@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from hotbed.embedding.table import Table
-from hotbed.persist.checkpoint import State
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
 from hotbed.persist.publish.version import OnnxGraph
+from hotbed.persist.state.checkpoint import State
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 
 

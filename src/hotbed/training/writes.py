@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotbed.persist.format import Saved
+from hotbed.persist.container.format import Saved
 
 
 @dataclass

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from hotbed.connectors import Kafka, Live, Source
-from hotbed.connectors.kafka.settings import Timings
+from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.testing import Broker
 

@@ -41,7 +41,7 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
-from hotbed.connectors.plan import JoinWishes
+from hotbed.connectors.read_plan import JoinWishes
 from hotbed.data import Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream

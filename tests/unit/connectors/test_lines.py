@@ -11,7 +11,7 @@ import pytest
 from hotbed import config
 from hotbed.connectors import Json, Jsonl, Libsvm, ReadPlan, Skips, Source
 from hotbed.connectors.messages import decode_messages
-from hotbed.connectors.plan import BadRow
+from hotbed.connectors.read_plan import BadRow
 from hotbed.errors import ConfigError, DecodeError
 
 pytestmark = pytest.mark.core

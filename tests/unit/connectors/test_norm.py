@@ -13,7 +13,7 @@ from hotbed import Dataset, Dense, Id, Label, Schema
 from hotbed.connectors import Memory, Norm, Source, read_file_list, write_file_list
 from hotbed.connectors.files import Section
 from hotbed.connectors.hugectr import norm
-from hotbed.connectors.plan import READ_ALL
+from hotbed.connectors.read_plan import READ_ALL
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core

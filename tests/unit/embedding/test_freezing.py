@@ -19,9 +19,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, TableError
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.state.restoring import restore
 
 pytestmark = pytest.mark.torch_core
 

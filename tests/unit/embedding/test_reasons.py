@@ -10,7 +10,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.embedding.table import REASONS
-from hotbed.persist.digest import content_digest
+from hotbed.persist.state.digest import content_digest
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.core

@@ -102,22 +102,6 @@ def test_a_rule_that_the_native_core_does_not_have_is_refused_by_name() -> None:
         hb.Table("user", dim=3, rule=Lion())
 
 
-def test_a_rule_says_whether_it_moves_idle_rows() -> None:
-    """The truth by trial: a step without gradient from a state that has learned."""
-    for rule in RULES:
-        for options in ({}, {"l2": 0.1}, {"l1": 0.1}):
-            value = rule(scope="all", **options)
-            random = np.random.default_rng(0)
-            w, s = random.normal(size=(3, 4)), np.tile(value.initial_state(4).astype(float), (3, 1))
-            if rule is not hb.Ftrl:  # its idle rows move before they have learned
-                w, s = value.reference(w, s, random.normal(size=(3, 4)), step=1)
-            moved = value.reference(w, s, np.zeros((3, 4)), step=2)
-            assert value.moves_idle_rows == (
-                not (np.array_equal(moved[0], w) and np.array_equal(moved[1], s))
-            ), value
-            assert not dataclasses.replace(value, scope="touched").moves_idle_rows
-
-
 def test_a_reference_step_changes_nothing_it_was_given() -> None:
     for rule in RULES:
         value = rule(l2=0.1, clip=0.5)

@@ -22,10 +22,10 @@ from hotbed.config import build
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import Admission, sketch_layout
 from hotbed.errors import ConfigError, FormatError
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
 
 pytestmark = pytest.mark.core
 

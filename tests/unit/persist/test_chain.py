@@ -24,17 +24,17 @@ from torch import nn
 import hotbed as hb
 from hotbed.cli.checkpoints import print_difference
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
-from hotbed.persist.chain import Replica, compact
-from hotbed.persist.check.manifest import unsealed
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.digest import content_digest, part_digests
-from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint, diff, verify
-from hotbed.persist.manifest import sealed
-from hotbed.persist.restoring import restore
-from hotbed.persist.retention import retain
-from hotbed.persist.store import LocalStore, open_store
-from hotbed.persist.warm_starts import warm_start
+from hotbed.persist.container.check.manifest import unsealed
+from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.container.manifest import sealed
+from hotbed.persist.container.retention import retain
+from hotbed.persist.container.store import LocalStore, open_store
+from hotbed.persist.state.chain import Replica, compact
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.digest import content_digest, part_digests
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.upkeep.inspect import describe_checkpoint, diff, verify
+from hotbed.persist.upkeep.warm_starts import warm_start
 from hotbed.testing.values import values_digest
 
 RULE = hb.Adagrad(lr=0.1)

@@ -25,10 +25,10 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import FormatError, HotbedError
-from hotbed.persist.chain import Replica
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.format import open_checkpoint, read_newest
-from hotbed.persist.inspect import verify
+from hotbed.persist.container.format import open_checkpoint, read_newest
+from hotbed.persist.state.chain import Replica
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.upkeep.inspect import verify
 
 ZEROS = "0" * 64
 TABLES = ("tag", "user")

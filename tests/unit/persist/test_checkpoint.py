@@ -20,10 +20,10 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import PersistError
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.network import flatten, unflatten
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.state.network import flatten, unflatten
+from hotbed.persist.state.restoring import restore
 
 torch.set_num_threads(1)  # the networks here are tiny: threads would only wait for each other
 EXTREMES = np.array([0, -1, -2, np.iinfo(np.int64).min, np.iinfo(np.int64).max, 12345])

@@ -28,14 +28,14 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.chain import Replica
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import Saved, open_checkpoint
-from hotbed.persist.inspect import verify
-from hotbed.persist.restoring import restore
-from hotbed.persist.saver import Saver
-from hotbed.persist.warm_starts import warm_start
+from hotbed.persist.container.format import Saved, open_checkpoint
+from hotbed.persist.state.chain import Replica
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.saver import Saver
+from hotbed.persist.upkeep.inspect import verify
+from hotbed.persist.upkeep.warm_starts import warm_start
 
 RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
 
@@ -312,7 +312,7 @@ def test_rename_that_fails_is_reported_as_what_it_is(
     def refuse(*paths: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("hotbed.persist.store.os.rename", refuse)
+    monkeypatch.setattr("hotbed.persist.container.store.os.rename", refuse)
     with pytest.raises(PersistError, match=message):
         chain(tmp_path / "model", 1)
 

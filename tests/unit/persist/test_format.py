@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
-from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint
-from hotbed.persist.manifest import Manifest
-from hotbed.persist.retention import retain
-from hotbed.persist.row_order import partition_ranges
-from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, open_store
-from hotbed.persist.tables import table_folder
+from hotbed.persist.container.format import CheckpointWriter, Reader, open_checkpoint
+from hotbed.persist.container.manifest import Manifest
+from hotbed.persist.container.retention import retain
+from hotbed.persist.container.row_order import partition_ranges
+from hotbed.persist.container.store import CURRENT_FILE, MANIFEST_FILE, open_store
+from hotbed.persist.state.tables import table_folder
 
 MANIFEST = Manifest.from_json(
     {
@@ -149,7 +149,7 @@ def test_a_save_that_fails_leaves_the_earlier_state_current_and_no_trace(tmp_pat
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from hotbed.persist.format import CheckpointWriter
+from hotbed.persist.container.format import CheckpointWriter
 with CheckpointWriter(sys.argv[1]) as writer:
     writer.write("dense.safetensors", b"unfinished")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
 def test_another_format_version_is_refused_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.persist.manifest.FORMAT_VERSION", 7)
+    monkeypatch.setattr("hotbed.persist.container.manifest.FORMAT_VERSION", 7)
     write(tmp_path)
     monkeypatch.undo()
     with pytest.raises(VersionError, match="format version 7"):

@@ -15,8 +15,8 @@ import torch
 from on_disk import on_disk
 
 import hotbed as hb
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 
 ROWS = 2_560
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("user")])
@@ -59,7 +59,7 @@ def test_a_merge_that_fails_leaves_the_delta_and_training_goes_on(
         raise OSError("no space left on device")
 
     learn(tmp_path / "memory", hb.Ram())
-    monkeypatch.setattr("hotbed.persist.checkpoint.compact", refuse)
+    monkeypatch.setattr("hotbed.persist.state.checkpoint.compact", refuse)
     learn(tmp_path / "disk", on_disk(150))
     assert "stays a delta: no space left" in caplog.text
     states = [open_checkpoint(tmp_path / name) for name in ("memory", "disk")]

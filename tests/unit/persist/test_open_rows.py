@@ -21,15 +21,15 @@ import torch
 
 import hotbed as hb
 from hotbed.cli import checkpoints
-from hotbed.connectors.plan import JoinWishes, ReadPlan
+from hotbed.connectors.read_plan import JoinWishes, ReadPlan
 from hotbed.errors import FormatError
-from hotbed.persist.chain import compact
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint
-from hotbed.persist.open_rows import read_open_rows
-from hotbed.persist.resume import go_back
-from hotbed.persist.row_files import arrow_batches, write_batches
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.container.row_files import arrow_batches, write_batches
+from hotbed.persist.state.chain import compact
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.open_rows import read_open_rows
+from hotbed.persist.upkeep.inspect import describe_checkpoint
+from hotbed.persist.upkeep.rollback import roll_back
 from hotbed.testing import FakeStream
 
 COUNT = 900
@@ -178,7 +178,7 @@ def test_a_compacted_state_and_an_earlier_one_lead_to_the_same_end(
     assert len(open_checkpoint(tmp_path).links) == 1
     assert learn(tmp_path, None, every_steps=4, full_every=9, keep=9) == whole
     folders = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    go_back(tmp_path, int(folders[1].rpartition("-")[2]))
+    roll_back(tmp_path, int(folders[1].rpartition("-")[2]))
     assert learn(tmp_path, None) == whole
 
 
@@ -206,7 +206,7 @@ def test_every_state_can_be_restored_and_leads_to_the_same_end(
     numbers = sorted(int(path.name[-8:]) for path in tmp_path.glob("checkpoint-*"))
     assert len(numbers) >= 3
     for number in reversed(numbers):
-        go_back(tmp_path, number)
+        roll_back(tmp_path, number)
         assert learn(tmp_path, None, nesting=nesting, every_steps=99, keep=99) == digest, number
 
 

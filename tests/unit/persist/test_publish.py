@@ -32,14 +32,14 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
-from hotbed.persist.chain import Replica, compact
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.format import Saved, open_checkpoint
-from hotbed.persist.inspect import verify
+from hotbed.persist.container.format import Saved, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
 from hotbed.persist.publish import topic as module
 from hotbed.persist.publish.version import OnnxGraph
-from hotbed.persist.restoring import restore
+from hotbed.persist.state.chain import Replica, compact
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.upkeep.inspect import verify
 from hotbed.testing import Broker
 from hotbed.testing.values import values_digest
 
@@ -128,7 +128,7 @@ def test_what_a_follower_holds_is_what_the_run_held_at_each_version(
         (reader,) = follower.poll()
         check(replica, reader, run)
         assert reader.manifest.version == step
-    assert not follower.told
+    assert not follower.errors
 
 
 def test_number_names_one_version_for_ever(way: Way, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_number_names_one_version_for_ever(way: Way, tmp_path: Path) -> None:
     assert publish(other.save()) == 4  # it counts its steps from 0
     run.saves += run.saves * 3
     assert publish(run.save(full=True)) == 12  # its own number, since that is higher
-    assert not follower.told
+    assert not follower.errors
     with pytest.raises(PersistError, match="not a state, got PosixPath"):
         way[0]().publish(saves[0].folder)  # type: ignore[arg-type]
 
@@ -279,7 +279,7 @@ def test_a_late_follower_gets_the_newest_state(way: Way, tmp_path: Path) -> None
     for reader in follower.poll():
         replica.apply(reader)
     assert values_digest(replica.tables) == values_digest({"t": run.table})
-    assert not follower.told
+    assert not follower.errors
 
 
 def test_a_version_that_was_not_published_makes_the_next_a_full(way: Way, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_run_that_resumed_is_followed_by_its_full(way: Way, tmp_path: Path) ->
         for reader in follower.poll():
             replica.apply(reader)
         assert values_digest(replica.tables) == values_digest({"t": resumed.table})
-    assert not follower.told
+    assert not follower.errors
 
 
 def test_a_gap_is_told_and_the_next_full_recovers(
@@ -331,7 +331,7 @@ def test_a_gap_is_told_and_the_next_full_recovers(
     monkeypatch.undo()
     publisher.publish(run.save())
     assert not list(follower.poll())
-    assert isinstance(follower.told[-1], DeltaGap)
+    assert isinstance(follower.errors[-1], DeltaGap)
     publisher.publish(run.save(full=True))
     (reader,) = follower.poll()
     check(replica, reader, run)
@@ -365,7 +365,7 @@ def test_a_directory_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> No
     base.rename(tmp_path / "away")
     for _ in range(3):
         assert not list(follower.poll())
-    assert [type(error) for error in follower.told] == [DeltaGap]  # told once
+    assert [type(error) for error in follower.errors] == [DeltaGap]  # told once
     (tmp_path / "away").rename(base)
     assert len(list(follower.poll())) == 1
     assert not list(follower.poll())
@@ -393,7 +393,7 @@ def test_a_directory_that_turns_to_another_run_is_told_and_followed(tmp_path: Pa
         for reader in follower.poll():
             replica.apply(reader)
         assert values_digest(replica.tables) == values_digest({"t": other.table})
-    assert [type(error) for error in follower.told] == [ForkedLineage]
+    assert [type(error) for error in follower.errors] == [ForkedLineage]
 
 
 def test_an_incomplete_version_of_a_publisher_that_died_is_passed_over(
@@ -517,7 +517,7 @@ def test_a_second_process_cannot_publish_in_the_same_folder(tmp_path: Path) -> N
 import sys
 import hotbed as hb
 from hotbed.errors import HotbedError
-from hotbed.persist.checkpoint import State, save
+from hotbed.persist.state.checkpoint import State, save
 saved = save(sys.argv[1], State())
 try:
     hb.PublishDirectory(sys.argv[2]).publish(saved)

@@ -29,15 +29,15 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError, StoreAway
-from hotbed.persist.chain import Replica, compact
-from hotbed.persist.checkpoint import State, capture, save
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
-from hotbed.persist.inspect import verify
-from hotbed.persist.manifest import Manifest
+from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.container.manifest import Manifest
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.restoring import restore
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.chain import Replica, compact
+from hotbed.persist.state.checkpoint import State, capture, save
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.saver import Saver
+from hotbed.persist.upkeep.inspect import verify
 from hotbed.testing.values import values_digest
 
 pytestmark = pytest.mark.slow
@@ -172,7 +172,7 @@ def test_published_versions_are_followed(url: str, tmp_path: Path) -> None:
         (reader,) = follower.poll()
         replica.apply(reader)
         assert values_digest(replica.tables) == values_digest({"t": run.table})
-    assert not follower.told
+    assert not follower.errors
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(
     with pytest.raises(StoreAway, match="the store does not answer"):
         open_checkpoint("s3://bucket/model")
     assert not list(follower.poll())  # it asks again later
-    assert isinstance(follower.told[-1], StoreAway)
+    assert isinstance(follower.errors[-1], StoreAway)
     assert run.saver.needs_full
     server.start()  # empty: another machine
     fsspec.filesystem("s3").mkdir("bucket")

@@ -19,13 +19,13 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import PersistError
-from hotbed.persist import saver as saver_module
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
-from hotbed.persist.saver import Saver
-from hotbed.persist.store import MANIFEST_FILE
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.container.store import MANIFEST_FILE
+from hotbed.persist.state import saver as saver_module
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.saver import Saver
 
 
 def tracked(**keywords: Any) -> hb.Table:

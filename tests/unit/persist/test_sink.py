@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.persist import sink
-from hotbed.persist.checkpoint import State, capture, save, write
+from hotbed.persist.container import sink
+from hotbed.persist.state.checkpoint import State, capture, save, write
 
 
 @pytest.mark.parametrize(

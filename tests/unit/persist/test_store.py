@@ -22,15 +22,15 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError
-from hotbed.persist.chain import compact
-from hotbed.persist.checkpoint import State, capture, save, write
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
-from hotbed.persist.inspect import verify
-from hotbed.persist.manifest import Manifest
-from hotbed.persist.restoring import restore
-from hotbed.persist.saver import Saver
-from hotbed.persist.store import LocalStore, ObjectStore, open_store, split
+from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
+from hotbed.persist.container.manifest import Manifest
+from hotbed.persist.container.store import LocalStore, ObjectStore, open_store, split
+from hotbed.persist.state.chain import compact
+from hotbed.persist.state.checkpoint import State, capture, save, write
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.saver import Saver
+from hotbed.persist.upkeep.inspect import verify
 
 
 class Plain(MemoryFileSystem):

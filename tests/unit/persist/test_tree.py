@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hotbed.errors import PersistError
-from hotbed.persist.manifest import decode, encode, packed, unpacked
+from hotbed.persist.container.manifest import decode, encode, packed, unpacked
 
 KINDS = ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", ">i4"]
 ARRAYS = hnp.arrays(st.sampled_from(KINDS), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))

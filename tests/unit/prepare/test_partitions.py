@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import hotbed as hb
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.prepare import partitions
 from hotbed.prepare.partitions import Partition

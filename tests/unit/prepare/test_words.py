@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotbed as hb
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.data.columns import Columns, transformed
 from hotbed.data.transforms import Hash, Map
 from hotbed.prepare import Preparation, prepare

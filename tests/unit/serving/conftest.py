@@ -24,9 +24,9 @@ import torch
 
 import hotbed as hb
 from hotbed.errors import ServingError
-from hotbed.persist.checkpoint import capture
 from hotbed.persist.publish import PublishDirectory, Publisher
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.server.options import Options, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server

@@ -21,10 +21,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import hotbed as hb
 from hotbed.cli import checkpoints
 from hotbed.errors import ConfigError, DataError
-from hotbed.persist.checkpoint import capture
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.saver import Saver
 from hotbed.training.auto import converted
 
 from .conftest import Held, Running

@@ -24,10 +24,10 @@ from hotbed.cli import checkpoints
 from hotbed.data.columns import ids_of
 from hotbed.data.fitted import FittedMap
 from hotbed.errors import FormatError
-from hotbed.persist.checkpoint import capture
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.stores.fetched_maps import FetchedMaps
 
 from .conftest import Held, Process, Running, wait_for

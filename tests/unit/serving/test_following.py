@@ -22,7 +22,7 @@ from hotbed.errors import (
     ServingError,
 )
 from hotbed.persist.publish import Follower, PublishTopic
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.server.scoring.models import Models
 from hotbed.testing import Broker, FakeStream
 
@@ -265,7 +265,7 @@ def test_a_source_that_begins_anew_is_followed(trainer: Trainer) -> None:
     shutil.rmtree(trainer.folder / "published")
     newest = trainer.publish(3, full=True)
     assert [one.manifest.version for one in follower.poll()] == [newest]
-    assert follower.told == []
+    assert follower.errors == []
 
 
 def test_folder_that_disappears_is_a_reason_until_it_is_back(

@@ -17,8 +17,8 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import PersistError, ServingError
+from hotbed.persist.container.store import MANIFEST_FILE
 from hotbed.persist.publish import Follower
-from hotbed.persist.store import MANIFEST_FILE
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import Following

@@ -20,7 +20,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
-from hotbed.persist.saver import Saver
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.main import followed_of, serve_rows
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RemoteOptions, RowsOptions

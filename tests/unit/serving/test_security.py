@@ -18,7 +18,7 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.job.file import parse_value
-from hotbed.persist.manifest import sealed
+from hotbed.persist.container.manifest import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = [

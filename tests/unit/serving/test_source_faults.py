@@ -20,10 +20,10 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError, StoreAway
-from hotbed.persist.checkpoint import capture
+from hotbed.persist.container.store import MANIFEST_FILE
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.persist.saver import Saver
-from hotbed.persist.store import MANIFEST_FILE
+from hotbed.persist.state.checkpoint import capture
+from hotbed.persist.state.saver import Saver
 from hotbed.serving.main import _load_each
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions

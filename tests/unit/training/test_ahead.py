@@ -29,8 +29,8 @@ from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.base import table_modules
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import TableFull
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule

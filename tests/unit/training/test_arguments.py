@@ -20,8 +20,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.precision import Boost
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 
 RNG = np.random.default_rng(0)
 PAIRS = [

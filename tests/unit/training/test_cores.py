@@ -18,10 +18,10 @@ import torch
 import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.embedding.native import num_threads
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.training.ahead import cores
+from hotbed.training.ahead.cores import TOPIC, Cores, Threads, candidates
 from hotbed.training.callbacks import Checkpoint
-from hotbed.training.decisions import cores
-from hotbed.training.decisions.cores import TOPIC, Cores, Threads, candidates
 from hotbed.training.run import Run
 
 

@@ -27,10 +27,10 @@ import hotbed as hb
 from hotbed.cli.checkpoints import print_checkpoint
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, FormatError, StorageFull, TableError, TableFull
-from hotbed.persist import checkpoint
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.inspect import describe_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state import checkpoint
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.training.callbacks import Checkpoint, Evict
 from hotbed.training.run import Run
 from hotbed.training.watching.readings import readings

@@ -24,9 +24,9 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.files import Lock
 from hotbed.optim.schedule import Warmup
-from hotbed.persist import saver
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state import saver
+from hotbed.persist.state.digest import content_digest
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import (
     Checkpoint,

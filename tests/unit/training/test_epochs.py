@@ -20,8 +20,8 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, PersistError
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 from hotbed.training.callbacks import (
     BestWeights,
     Checkpoint,

@@ -23,10 +23,11 @@ import hotbed as hb
 from hotbed.embedding.lookups import FeatureLayout, LocalLookup
 from hotbed.errors import RowShapeError
 from hotbed.testing import FakeStream
-from hotbed.training.ahead import Ahead, Fetcher
+from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, Validate
 from hotbed.training.run import Run
 from hotbed.training.stages.example import CPU, prepare
+from hotbed.training.stages.fetcher import Fetcher
 
 STEPS = 24
 ROWS = 64 * STEPS

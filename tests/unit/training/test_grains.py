@@ -25,7 +25,7 @@ from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.training.auto import plain_state_dict
 from hotbed.training.callbacks import ClipGradients
 from hotbed.training.stages.grains import GrainLearner, joined

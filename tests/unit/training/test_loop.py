@@ -18,9 +18,9 @@ import torch
 import hotbed as hb
 from hotbed.embedding.modules.base import table_modules
 from hotbed.embedding.modules.state import dense_state
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.restoring import restore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.state.restoring import restore
 from hotbed.training.callbacks import Checkpoint, Evict
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import Run

@@ -15,7 +15,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.training.watching.last_step import LastStep
+from hotbed.training.last_step import LastStep
 
 GRAPH = {
     "inputs": [{"input": "flat", "name": "ids", "columns": ["user", "item"]}],

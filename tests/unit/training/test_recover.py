@@ -17,11 +17,11 @@ import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, NotWritten, PersistError
 from hotbed.files import Lock
-from hotbed.persist.chain import Replica
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.publish import TopicFeed
-from hotbed.persist.resume import go_back
+from hotbed.persist.state.chain import Replica
+from hotbed.persist.state.digest import content_digest
+from hotbed.persist.upkeep.rollback import roll_back
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import Checkpoint, Evict
 
@@ -62,12 +62,12 @@ def test_missing_current_beside_states_is_refused_with_their_names(
         with pytest.raises(FormatError, match="CURRENT: missing beside states") as error:
             use()
         assert "checkpoint-00000001, checkpoint-00000002, checkpoint-00000003" in str(error.value)
-        assert f"hotbed restore {path} --state N" in str(error.value)
+        assert f"hotbed rollback {path} --state N" in str(error.value)
     assert states(path) == [1, 2, 3]
-    assert go_back(path, 3)["aside"] == []
+    assert roll_back(path, 3)["aside"] == []
     assert learn().counters["samples"] == 640
     (path / "CURRENT").write_text("torn")
-    with pytest.raises(FormatError, match=r"CURRENT: torn.*hotbed restore"):
+    with pytest.raises(FormatError, match=r"CURRENT: torn.*hotbed rollback"):
         learn()
 
 
@@ -103,7 +103,7 @@ def test_going_back_resumes_from_the_state_to_the_bits_of_an_unbroken_run(
     learn()
     whole = digest(path)
     assert states(path) == [1, 2, 3, 4, 5, 6]
-    done = go_back(path, 3)
+    done = roll_back(path, 3)
     assert (done["folder"], done["version"]) == ("checkpoint-00000003", 4)
     assert states(path) == [1, 2, 3]
     assert states(path / "aside") == [4, 5, 6]
@@ -129,7 +129,7 @@ def test_going_back_cuts_journal_and_dead_letters(learn: Any, world: Any, tmp_pa
 
     learn(data=stream())
     assert letters() == [7, 500]
-    go_back(path, 3)
+    roll_back(path, 3)
     assert letters() == [7]
     journal = Journal(path / "journal")
     assert (
@@ -149,7 +149,7 @@ def test_version_published_after_going_back_is_a_full(learn: Any, tmp_path: Path
     replica = Replica()
     for version in follower.poll():
         replica.apply(version)
-    go_back(path, 2)
+    roll_back(path, 2)
     learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=4)
     versions = list(follower.poll())
     assert versions[0].manifest.kind == "full"  # the state that the stream went back to
@@ -171,7 +171,7 @@ def test_state_that_a_stream_went_back_to_is_published_without_a_step(
     """It is served at once; a run of no steps is enough, and a second one publishes nothing."""
     path, published = tmp_path / "state", tmp_path / "published"
     learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=8)
-    go_back(path, 3)
+    roll_back(path, 3)
     earlier = open_checkpoint(path)
     for _ in range(2):
         learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=0)
@@ -185,19 +185,19 @@ def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> N
     learn()
     before = digest(path)
     with Lock(path / "journal"), pytest.raises(PersistError, match="another run"):
-        go_back(path, 3)
+        roll_back(path, 3)
     with pytest.raises(
         ConfigError, match=r"--state: restore needs the number .* got none\..*: 1, 2"
     ):
-        go_back(path, None)
+        roll_back(path, None)
     with pytest.raises(ConfigError, match=r"--state: not in .* got 9.*: 1, 2, 3, 4, 5, 6"):
-        go_back(path, 9)
-    with pytest.raises(ConfigError, match="restore: works on local folders"):
-        go_back("memory://states", 1)
+        roll_back(path, 9)
+    with pytest.raises(ConfigError, match="rollback: works on local folders"):
+        roll_back("memory://states", 1)
     rows = next((path / "checkpoint-00000002").rglob("rows-*.arrow"))
     rows.write_bytes(rows.read_bytes()[:-1])
     with pytest.raises(FormatError, match=rf"checkpoint-00000002/.*{rows.name}"):
-        go_back(path, 3)  # which rests on it
+        roll_back(path, 3)  # which rests on it
     assert states(path) == [1, 2, 3, 4, 5, 6]
     assert digest(path) == before
 

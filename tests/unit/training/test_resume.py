@@ -20,8 +20,8 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Clip, Normalize
 from hotbed.errors import ConfigError, PersistError
 from hotbed.optim.schedule import Hold
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.resume import compare, meaning
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.resume import compare, meaning
 
 COLUMNS: dict[str, Any] = {
     "y": hb.Label("y", threshold=1),

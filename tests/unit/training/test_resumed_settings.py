@@ -32,14 +32,14 @@ import torch
 
 import hotbed as hb
 from hotbed.config import describe
-from hotbed.connectors.kafka.settings import Timings
-from hotbed.connectors.plan import JoinWishes, ReadPlan
+from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.connectors.position import Position
+from hotbed.connectors.read_plan import JoinWishes, ReadPlan
 from hotbed.embedding.policy import Admission, Eviction
 from hotbed.errors import DataError, HotbedError, PersistError
 from hotbed.persist.publish.topic import TopicFeed
 from hotbed.persist.publish.version import Publisher
-from hotbed.persist.resume import compare, meaning
+from hotbed.persist.state.resume import compare, meaning
 from hotbed.prepare import ByFold, Preparation, prepare
 from hotbed.testing import FakeStream
 

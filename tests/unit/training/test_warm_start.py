@@ -27,9 +27,9 @@ from hotbed.data.fitted import FittedMap
 from hotbed.errors import PersistError, SchemaError
 from hotbed.job import run
 from hotbed.job.job import WarmStart
-from hotbed.persist.checkpoint import State, save
-from hotbed.persist.format import open_checkpoint
-from hotbed.persist.warm_starts import warm_start
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.checkpoint import State, save
+from hotbed.persist.upkeep.warm_starts import warm_start
 
 T = hb.transforms
 WORDS = {"text": ["ada", "bo", "cy", "dee", "eve", "flo"], "integer": [7, 8, -3, 40, 2**62, 0]}

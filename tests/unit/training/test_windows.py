@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.errors import ConfigError, DataError
-from hotbed.training.watching.columns import columns, counters, rows_of, tables_of
+from hotbed.training.columns import columns, counters, rows_of, tables_of
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
 

@@ -18,6 +18,7 @@ model/             Model: compile, fit, and the verbs of a loop
 translate/         clauses to values of the engine
 weights/           weight files
 inference/         `hugectr.inference`
+params.py          InferenceParams, and the values of other calls of `hugectr.inference`
 reader.py          data readers as datasets of the engine
 parquet.py         Parquet data: file lists and metadata
 data.py            `hugectr.data`: file systems

@@ -20,10 +20,10 @@ import numpy as np
 from torch import Tensor
 
 from hotbed.compat.hugectr.clauses import Graph, OptParams, SparseEmbedding
-from hotbed.compat.hugectr.inference.params import InferenceParams
 from hotbed.compat.hugectr.inference.served import learner_of, tables_of
 from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.params import InferenceParams
 from hotbed.compat.hugectr.paths import check_local
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.weights.rows import rows_of

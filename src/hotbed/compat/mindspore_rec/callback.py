@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed import checks
 from hotbed.compat.mindspore_rec.tensor import with_asnumpy
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import speaks
+from hotbed.parallel.world import speaks
 from hotbed.training.run import Run
 
 if TYPE_CHECKING:

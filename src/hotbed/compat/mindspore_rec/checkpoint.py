@@ -14,8 +14,8 @@ from hotbed.compat.mindspore_rec.callback import Training
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
-from hotbed.persist import checkpoint
-from hotbed.persist.store import open_store
+from hotbed.persist.container.store import open_store
+from hotbed.persist.state import checkpoint
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import Evict
 from hotbed.training.run import Run, passed

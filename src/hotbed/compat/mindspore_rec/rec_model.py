@@ -25,9 +25,9 @@ from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost
-from hotbed.optim.ranks import trains_together, world_size
 from hotbed.optim.torch_rules import rule_of
 from hotbed.parallel import at
+from hotbed.parallel.world import trains_together, world_size
 from hotbed.training.ahead import unwrap
 from hotbed.training.feed import BatchesOfRanks
 from hotbed.training.model import RecModel as Engine

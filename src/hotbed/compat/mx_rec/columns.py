@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.feature_spec import FeatureSpec
 from hotbed.data.batch import Batch
 from hotbed.embedding.lookups.host_ids import shaped_ids
 from hotbed.errors import DataError

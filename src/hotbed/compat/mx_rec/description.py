@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hotbed import checks
 from hotbed.compat.mx_rec.checks import MOST_INT
-from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.feature_spec import Thresholds
 from hotbed.compat.mx_rec.updates import RowOptimizer
 from hotbed.embedding.init import Init
 from hotbed.embedding.policy import ADMISSION_BYTES

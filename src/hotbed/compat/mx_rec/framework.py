@@ -19,15 +19,15 @@ from hotbed.training.run import WallClock
 if TYPE_CHECKING:
     from torch import nn
 
+    from hotbed.compat.mx_rec.automatic import Automatic
     from hotbed.compat.mx_rec.columns import InsertFunction
     from hotbed.compat.mx_rec.description import TableDescription
-    from hotbed.compat.mx_rec.graph.automatic import Automatic
     from hotbed.compat.mx_rec.options import Options
     from hotbed.compat.mx_rec.pipeline import Pipeline
     from hotbed.compat.mx_rec.progress import BarrierHook, EvictionHook, SavingHook
     from hotbed.compat.mx_rec.ranks import ProgramRanks
     from hotbed.compat.mx_rec.updates import RowOptimizer
-    from hotbed.persist.saver import Saver as Writer
+    from hotbed.persist.state.saver import Saver as Writer
 
 
 @dataclass(frozen=True)

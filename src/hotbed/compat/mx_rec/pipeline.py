@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hotbed.compat.mx_rec.columns import Column, InsertFunction, Reader
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError, SendCountError
+from hotbed.compat.mx_rec.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.progress import Progress
 from hotbed.compat.mx_rec.updates import RowOptimizer, Updates
 from hotbed.data.batch import Batch

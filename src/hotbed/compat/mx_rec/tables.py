@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
 from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.feature_spec import Thresholds
 from hotbed.compat.mx_rec.pipeline import Pipeline
 from hotbed.compat.mx_rec.progress import Progress
 from hotbed.compat.mx_rec.updates import RowOptimizer

@@ -22,8 +22,8 @@ from hotbed.connectors.hugectr.norm_format import (
     samples_bytes,
 )
 from hotbed.connectors.paths import Paths, expand
-from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import RowPlace
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.samples import (
     KeyBits,
     batches_to_write,

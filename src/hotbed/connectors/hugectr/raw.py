@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
+from hotbed.connectors.encodings import read_full
 from hotbed.connectors.files import FileSource, Rows, Section, one_path
 from hotbed.connectors.paths import Paths
-from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import RowPlace
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.samples import (
     KeyBits,
     batches_to_write,
@@ -26,7 +27,6 @@ from hotbed.connectors.samples import (
     wanted_fields,
 )
 from hotbed.connectors.source import Source
-from hotbed.connectors.text.encodings import read_full
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.files import new_file
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, Position, partitions_of
+from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.errors import DecodeError, SchemaError
 

@@ -21,8 +21,8 @@ from hotbed.connectors.join.kinds import EventKind, TimedRows, kinds_by_input, w
 from hotbed.connectors.join.segment import Segment
 from hotbed.connectors.join.settings import JoinSettings, names_of
 from hotbed.connectors.join.states import KIND, NUMBER, TIME
-from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import PLACE
+from hotbed.connectors.read_plan import READ_ALL, ReadPlan
 from hotbed.connectors.times import EARLIEST, LATEST, check_same_unit, with_readable_times
 from hotbed.connectors.types import joined, plain, present_keys
 from hotbed.errors import DecodeError, SchemaError

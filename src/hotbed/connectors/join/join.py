@@ -16,8 +16,8 @@ from hotbed.connectors.join.reading import JoinReading
 from hotbed.connectors.join.rules import AsTheyCome, JoinRule, Wait
 from hotbed.connectors.join.settings import Outcome, check_where, names_of
 from hotbed.connectors.join.spill import Spill
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.times import check_unit
 from hotbed.connectors.types import opened

@@ -20,7 +20,6 @@ from hotbed.connectors.join.stalls import Stalls
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import NO_WISHES, ReadPlan
 from hotbed.connectors.position import (
     COUNTED,
     IMPRESSION,
@@ -31,6 +30,7 @@ from hotbed.connectors.position import (
     Batches,
     Position,
 )
+from hotbed.connectors.read_plan import NO_WISHES, ReadPlan
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError, SchemaError
 

@@ -12,7 +12,7 @@ from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
 from hotbed.connectors.join.open_rows import OpenRows
 from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.live import Live, steady
-from hotbed.connectors.plan import READ_ROWS, ReadPlan
+from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
 from hotbed.errors import DataError
 
 logger = logging.getLogger("hotbed.connectors")

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.connectors.kafka.reader import KafkaReader
-from hotbed.connectors.kafka.settings import Timings
 from hotbed.connectors.kafka.topic import KafkaTopic
+from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import TICK, Batches, Position
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.errors import ConfigError, DataError
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from hotbed.connectors.files import first_line
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
-from hotbed.connectors.kafka.settings import KafkaSettings, Timings
 from hotbed.connectors.kafka.topic import KafkaTopic, Message
+from hotbed.connectors.kafka.topic_source import Timings, TopicSource
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
-from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError
 
@@ -37,7 +37,7 @@ class KafkaReader:
 
     def __init__(
         self,
-        source: KafkaSettings,
+        source: TopicSource,
         live: Live,
         position: Position | None,
         timings: Timings,

@@ -19,8 +19,8 @@ from hotbed.connectors.kafka.client import (
 )
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.outages import Outages
-from hotbed.connectors.kafka.settings import USUAL_TIMINGS, KafkaSettings, Timings
 from hotbed.connectors.kafka.sizes import AnswerSizes
+from hotbed.connectors.kafka.topic_source import USUAL_TIMINGS, Timings, TopicSource
 from hotbed.connectors.live import Live
 from hotbed.errors import DataError
 
@@ -60,7 +60,7 @@ class KafkaTopic:
 
     def __init__(
         self,
-        source: KafkaSettings,
+        source: TopicSource,
         live: Live,
         begins: Mapping[int, int],
         identity: TopicIdentity | None = None,

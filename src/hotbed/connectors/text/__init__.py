@@ -7,5 +7,4 @@ libsvm.py     one sample a line, as `label index:value`
 jsonl.py      one JSON object a line
 lines.py      one record a line, and messages, which have no line ends
 values.py     values that are written as text: their types, and what they mean
-encodings.py  what the first bytes say: compression, and text that cannot be read
 """

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from hotbed import checks
+from hotbed.connectors.encodings import read_full
 from hotbed.connectors.files import (
     SAMPLE_BYTES,
     Endings,
@@ -28,9 +29,8 @@ from hotbed.connectors.files import (
     infer_from_heads,
 )
 from hotbed.connectors.paths import Paths
-from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import RowPlace
-from hotbed.connectors.text.encodings import read_full
+from hotbed.connectors.read_plan import BadRow, ReadPlan
 from hotbed.connectors.text.lines import is_plain, last_line_end, lines_before, lines_between
 from hotbed.connectors.text.rows import HEAD_BYTES, BadLine, RowFormat, Utf8Lines, WholeRows
 from hotbed.connectors.text.values import as_text, cast_text, infer_type, plain_integers

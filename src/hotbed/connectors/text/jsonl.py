@@ -15,7 +15,7 @@ import pyarrow.json as pajson
 from hotbed import _core
 from hotbed.connectors.files import Endings, Section, first_line, infer_from_heads
 from hotbed.connectors.paths import Paths
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.text.lines import LineSource, blocks, last_line_end
 from hotbed.connectors.types import declared, is_list, with_numbers
 from hotbed.errors import DecodeError

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.files import Endings
 from hotbed.connectors.paths import Paths
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.text.lines import LineSource
 
 

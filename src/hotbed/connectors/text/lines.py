@@ -12,10 +12,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from hotbed.connectors.encodings import TextStream
 from hotbed.connectors.files import FileSource, Rows, Section, first_line, open_bytes
-from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import RowPlace
-from hotbed.connectors.text.encodings import TextStream
+from hotbed.connectors.read_plan import BadRow, ReadPlan
 from hotbed.errors import DecodeError
 
 BLOCK_BYTES = 1 << 22

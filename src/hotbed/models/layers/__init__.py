@@ -7,12 +7,15 @@ of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
     inputs.py     from a `Batch` to the tensors that layers take
     tensors.py    checks of the tensors that layers are called with
     activation/   activations that torch does not have
+    arithmetic/   element by element, matrices, sums over a dimension; of described networks
     dense/        linear layers and what stands between them: perceptrons, normalization, dropout
     interaction/  products of features: cross networks, inner products, factorization machines
     sequence/     layers over histories: tensors [n, length, dim] with a mask [n, length]
+    shape/        other shapes of the same values; of described networks
 """
 
-from hotbed.models.graph.layers.arithmetic import (
+from hotbed.models.layers.activation import Dice, Softmax
+from hotbed.models.layers.arithmetic import (
     Add,
     Cast,
     ElementwiseMultiply,
@@ -23,15 +26,6 @@ from hotbed.models.graph.layers.arithmetic import (
     Sub,
     WeightMultiply,
 )
-from hotbed.models.graph.layers.shape import (
-    Concat,
-    FusedReshapeConcat,
-    FusedReshapeConcatGeneral,
-    Gather,
-    Reshape,
-    Slice,
-)
-from hotbed.models.layers.activation import Dice, Softmax
 from hotbed.models.layers.dense import (
     MLP,
     BatchNorm,
@@ -60,6 +54,14 @@ from hotbed.models.layers.sequence import (
     PadSequence,
     SequenceMask,
     TransformerLayer,
+)
+from hotbed.models.layers.shape import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Gather,
+    Reshape,
+    Slice,
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from hotbed.config import described
 from hotbed.errors import FormatError
 from hotbed.files import SharedLock, check_folder
-from hotbed.persist.format import (
+from hotbed.persist.container.format import (
     CheckpointWriter,
     Link,
     Reader,
@@ -18,9 +18,9 @@ from hotbed.persist.format import (
     newest_link,
     refuse_states,
 )
+from hotbed.persist.container.retention import retain
+from hotbed.persist.container.store import CheckpointStore, LocalStore, open_store
 from hotbed.persist.publish.version import Publisher, opened, write_published
-from hotbed.persist.retention import retain
-from hotbed.persist.store import CheckpointStore, LocalStore, open_store
 
 log = logging.getLogger("hotbed.persist")
 

@@ -24,7 +24,7 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
 from hotbed.optim.modes import in_eval_mode, with_buffers_restored
-from hotbed.persist.format import (
+from hotbed.persist.container.format import (
     CheckpointWriter,
     Reader,
     Saved,
@@ -33,6 +33,7 @@ from hotbed.persist.format import (
     read_newest,
     refuse_states,
 )
+from hotbed.persist.container.store import open_store
 from hotbed.persist.publish.independence import (
     Half,
     SharedPlaces,
@@ -46,7 +47,6 @@ from hotbed.persist.publish.pooled_inputs import pooled_inputs
 from hotbed.persist.publish.read_lengths import read_lengths
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import OnnxGraph, write_published
-from hotbed.persist.store import open_store
 
 DENSE_INPUT = "dense"
 _OF_FEATURES = ("offsets", "ids", "weights")  # kinds of inputs

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError, StoreAway
 from hotbed.files import Where
-from hotbed.persist.chain import Lineage
-from hotbed.persist.format import Reader, open_folder
-from hotbed.persist.store import CheckpointStore, NewestState, number_of, open_store
+from hotbed.persist.container.format import Reader, open_folder
+from hotbed.persist.container.store import CheckpointStore, NewestState, number_of, open_store
+from hotbed.persist.state.chain import Lineage
 
 _REMEMBERED_ERRORS = 100
 log = logging.getLogger("hotbed.persist")
@@ -35,15 +35,15 @@ class VersionFeed(ABC):
 class Follower:
     """The versions of a publisher: complete, in order, each once.
 
-    A gap or a fork is logged and kept in `told`; the next version that can be loaded whole
+    A gap or a fork is logged and kept in `errors`; the next version that can be loaded whole
     recovers. Versions only grow: if the source goes back to an earlier one, that is logged and kept
-    in `told` too, and the earlier version is not yielded. `Replica.apply` takes the versions.
+    in `errors` too, and the earlier version is not yielded. `Replica.apply` takes the versions.
 
     Attributes:
         away: why the source could not be read at the last poll: an object store that does not
             answer, or a folder that is gone. None = it was read.
         problem: why the newest version of the source is not the one yielded last. None = it is.
-        told: the newest errors.
+        errors: the newest ones.
 
     Args:
         source: the directory or URL of a `PublishDirectory`, or a `TopicFeed`.
@@ -65,7 +65,7 @@ class Follower:
         self._problem = ""  # of the last poll
         self.away: StoreAway | None = None
         self.problem: PersistError | None = None
-        self.told: list[PersistError] = []
+        self.errors: list[PersistError] = []
 
     def __iter__(self) -> Iterator[Reader]:
         while True:
@@ -148,7 +148,7 @@ class Follower:
         if self._problem == problem_before:
             return
         log.warning("%s", error)
-        self.told = [*self.told, error][-_REMEMBERED_ERRORS:]
+        self.errors = [*self.errors, error][-_REMEMBERED_ERRORS:]
 
 
 def _number(reader: Reader) -> int:

@@ -19,11 +19,11 @@ from hotbed.connectors.kafka.client import ClientEnded, KafkaClient, KafkaFailur
 from hotbed.connectors.kafka.kafka import Kafka
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import claim_folder, local_path, remove_all
-from hotbed.persist.check.manifest import unsealed
-from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_link
+from hotbed.persist.container.check.manifest import unsealed
+from hotbed.persist.container.format import CheckpointWriter, Link, Reader, Saved, open_link
+from hotbed.persist.container.store import CURRENT_FILE, MANIFEST_FILE, LocalStore, number_of
 from hotbed.persist.publish.follow import VersionFeed
 from hotbed.persist.publish.version import Publisher, opened, write_published
-from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, LocalStore, number_of
 
 CHUNK_BYTES = 900_000
 _CONNECT_SECONDS = 10.0

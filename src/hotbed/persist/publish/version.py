@@ -17,7 +17,7 @@ import numpy as np
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.errors import PersistError
-from hotbed.persist.format import (
+from hotbed.persist.container.format import (
     CheckpointWriter,
     DenseTensor,
     Link,
@@ -25,7 +25,7 @@ from hotbed.persist.format import (
     Saved,
     open_checkpoint,
 )
-from hotbed.persist.manifest import (
+from hotbed.persist.container.manifest import (
     DENSE_FILE,
     DenseEntry,
     GraphEntry,
@@ -33,7 +33,7 @@ from hotbed.persist.manifest import (
     PartEntry,
     TableEntry,
 )
-from hotbed.persist.tables import table_folder, with_columns, write_merged
+from hotbed.persist.state.tables import table_folder, with_columns, write_merged
 
 VALUE_COLUMNS = ("partition", "id", "value", "count")
 REMOVED_COLUMNS = ("partition", "id")

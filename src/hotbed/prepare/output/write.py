@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.dead_letters import DeadLetters
-from hotbed.connectors.plan import BadRow, Skips
 from hotbed.connectors.position import PLACE
+from hotbed.connectors.read_plan import BadRow, Skips
 from hotbed.data import numbers
 from hotbed.data.arrow_types import Shape, Type, joined, joined_shape, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters

@@ -19,7 +19,7 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Transform
-from hotbed.persist.store import write_text
+from hotbed.persist.container.store import write_text
 from hotbed.pictures.bars import Bar, bars_figure
 from hotbed.pictures.charts import Chart, Series, figure, number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from hotbed.errors import ConfigError, NotServed, StoreAway
 from hotbed.files import Where
-from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
+from hotbed.persist.container.format import Reader, holds_nothing, open_checkpoint
 from hotbed.persist.publish import Follower, TopicFeed
 from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.locking import TemporaryFolder
@@ -272,8 +272,8 @@ class _Subscription:
 
     def _report_problems(self, follower: Follower) -> None:
         """Report what the follower could not read, and a source that it can read again."""
-        if follower.told and follower.told[-1] is not self._reported:
-            self._reported = follower.told[-1]
+        if follower.errors and follower.errors[-1] is not self._reported:
+            self._reported = follower.errors[-1]
             self._report(self._reported)
         if self._away is not None and follower.away is None:
             self._returned(self._away)

@@ -10,8 +10,8 @@ from typing import Any
 from hotbed.data.arrow_types import decimal_of, holds_text
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, PersistError
-from hotbed.persist.format import Reader
-from hotbed.persist.store import MANIFEST_FILE, LocalStore
+from hotbed.persist.container.format import Reader
+from hotbed.persist.container.store import MANIFEST_FILE, LocalStore
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.stores.base import ModelVersion
 

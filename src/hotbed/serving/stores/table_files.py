@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hotbed.files import digest_of, new_file
 from hotbed.frozen import FrozenRows, IdArray, RowDtype, id_column, sliced, write_rows
-from hotbed.persist.format import Link, Reader
-from hotbed.persist.tables import table_folder
+from hotbed.persist.container.format import Link, Reader
+from hotbed.persist.state.tables import table_folder
 from hotbed.serving.rows import ServedTable
 from hotbed.serving.stores.mapped import MappedVersion
 

@@ -18,9 +18,9 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.files import is_partial, new_file, writing
 from hotbed.frozen import RowDtype
-from hotbed.persist.format import Link, Reader
+from hotbed.persist.container.format import Link, Reader
+from hotbed.persist.container.store import LocalStore
 from hotbed.persist.publish.version import request_schema
-from hotbed.persist.store import LocalStore
 from hotbed.serving.stores.mapped import (
     FORMAT,
     FORMAT_VERSION,

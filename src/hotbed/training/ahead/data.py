@@ -13,12 +13,11 @@ from torch import nn
 from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
-from hotbed.training.decisions.cores import Cores
+from hotbed.training.ahead.cores import Cores
 from hotbed.training.stages.example import CPU, Example, prepare
+from hotbed.training.stages.map_stage import Barrier, MapStage
+from hotbed.training.stages.mapper import Mapper, mapper_of
 from hotbed.training.stages.network import adapter_of
-
-from .mapper import Mapper, mapper_of
-from .stage import Barrier, MapStage
 
 __all__ = ["Ahead"]
 

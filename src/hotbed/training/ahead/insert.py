@@ -10,10 +10,10 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.errors import ConfigError
+from hotbed.training.stages.map_stage import Barrier
+from hotbed.training.stages.mapper import mapper_of
 
 from .data import Ahead, example_of
-from .mapper import mapper_of
-from .stage import Barrier
 
 __all__ = ["Insert"]
 

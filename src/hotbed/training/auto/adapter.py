@@ -11,7 +11,7 @@ from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import TableModule
 from hotbed.persist.publish.plain import PlainModel
-from hotbed.training.ahead.mapper import Mapper
+from hotbed.training.stages.mapper import Mapper
 from hotbed.training.stages.network import Arguments, NetworkLookups
 
 from .foreseen.moved import MovedLookups

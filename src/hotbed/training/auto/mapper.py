@@ -18,8 +18,8 @@ from hotbed.embedding.lookups import Plan, statistics_after
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.training.ahead.planner import obstacle_of
 from hotbed.training.stages.example import Example
+from hotbed.training.stages.planner import obstacle_of
 
 from .network import Converted
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from hotbed.embedding.modules import TableModule
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import check_not_wrapped
+from hotbed.parallel.world import check_not_wrapped
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)

@@ -12,11 +12,11 @@ from typing import Any
 from hotbed.config import described
 from hotbed.files import check_folder
 from hotbed.metrics.reliability import Reliability
-from hotbed.persist import checkpoint
+from hotbed.persist.state import checkpoint
 from hotbed.training.callbacks.validation import Judge, Mode
+from hotbed.training.columns import columns, rows_of
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.run import Kept, Run
-from hotbed.training.watching.columns import columns, rows_of
 
 
 @described

@@ -2,6 +2,5 @@
 """What is decided between steps, and written to the journal so that a resume repeats it.
 
 eviction_schedule.py  when stale rows leave the tables
-cores.py              how reading, mapping and the dense network share the cores
 checkpoint.py         when a state is saved, and where its decisions are recorded
 """

@@ -18,13 +18,13 @@ from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, PersistError, RankLost
 from hotbed.files import Lock, check_folder
 from hotbed.parallel import WHOLE
-from hotbed.persist.checkpoint import capture, track_changes
-from hotbed.persist.format import open_checkpoint
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.container.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.persist.publish import Publisher
-from hotbed.persist.resume import finish_first
-from hotbed.persist.saver import Saver
-from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
-from hotbed.training.decisions import cores
+from hotbed.persist.state.checkpoint import capture, track_changes
+from hotbed.persist.state.saver import Saver
+from hotbed.persist.upkeep.rollback import finish_first
+from hotbed.training.ahead import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
 from hotbed.training.learned_types import learn_types
 from hotbed.training.publishing import Publishing, has_graph
@@ -189,7 +189,7 @@ class Checkpoint:
             with shard.together():
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow)
-            if self._publishing is not None:  # it may not be published, as after `hotbed restore`
+            if self._publishing is not None:  # it may not be published, as after `hotbed rollback`
                 self._publishing.publish(reader.saved)
             # tables that were loaded begin anew
             self._deltas = self._tracks_changes(run)

@@ -11,8 +11,8 @@ from hotbed.config import described
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.training.columns import Tables, counters, tables_of
 from hotbed.training.run import Run, WallClock, passed
-from hotbed.training.watching.columns import Tables, counters, tables_of
 
 __all__ = ["EvictionSchedule"]
 

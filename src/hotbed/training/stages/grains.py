@@ -20,12 +20,12 @@ from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import joined
-from hotbed.training.ahead.planner import Planner
 from hotbed.training.stages.batch_weights import BatchWeights
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
 from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
+from hotbed.training.stages.planner import Planner
 from hotbed.training.stages.recorded import RecordedLookups
 
 SEEDS = 2**62

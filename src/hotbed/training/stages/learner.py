@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from hotbed.embedding.modules import device_of
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
-from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.parallel import WHOLE, Counters, RankWork, Shard
-from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
+from hotbed.parallel.world import check_single_rank
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
+from hotbed.training.stages.mapper import Mapper, is_mapped_first, mapper_of
 
 
 class Update(Protocol):

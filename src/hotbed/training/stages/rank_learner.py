@@ -16,7 +16,6 @@ from hotbed.embedding.lookups import Plan, Sums
 from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import trains_together, world_size
 from hotbed.parallel import (
     AskedIds,
     Counters,
@@ -30,8 +29,8 @@ from hotbed.parallel import (
     Traffic,
     sum_counters,
 )
-from hotbed.persist.spread import keep_own_rows
-from hotbed.training.ahead.rank_mapper import Question, RankMapper
+from hotbed.parallel.world import trains_together, world_size
+from hotbed.persist.state.spread import keep_own_rows
 from hotbed.training.stages.agreement import (
     settings_of_learning,
     settings_of_network,
@@ -41,6 +40,7 @@ from hotbed.training.stages.agreement import (
 )
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
+from hotbed.training.stages.rank_mapper import Question, RankMapper
 
 
 class RankLearner(GrainLearner):
@@ -196,7 +196,7 @@ class RankLearner(GrainLearner):
         for number, grain in enumerate(grains):
             if grain is not None:
                 of_grains[number] = [module.inputs_of(grain) for module in self._collections]
-        plans = self._exchange.fetch(self._asked, of_grains)
+        plans = self._exchange.take(self._asked, of_grains)
         self._mapper.go_on()
         return plans
 

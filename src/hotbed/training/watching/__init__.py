@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows while it learns: history, progress, Prometheus, TensorBoard, the report.
 
-columns.py        many small dicts as a few arrays, for the state of a checkpoint
 history.py        History: the course of a training in bounded memory, as a callback
-last_step.py      LastStep: the gradients of a training step that was taken
 progress.py       ProgressBar: what a run is doing, in a terminal or as lines
 prometheus.py     Prometheus: the values of a run at an HTTP address
 readings.py       readings: the numbers of a run, under one name each

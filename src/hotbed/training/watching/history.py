@@ -13,10 +13,10 @@ import numpy as np
 
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
+from hotbed.training.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.run import Kept, Run
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.scorer import Progressive, scorer_of
-from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows
@@ -117,7 +117,7 @@ class History:
             ("") and of the last validation ("valid"), followed by the label's name if there are
             several labels.
         evictions: rows that were evicted until the end, by table and by reason; see
-            `hotbed.training.watching.columns.is_counter` for why no state of a history holds them.
+            `hotbed.training.columns.is_counter` for why no state of a history holds them.
         learned: samples that the model had learned before this training, and at its end. If the
             same model is trained further, the next training begins with this end. None before it.
         ranks: what each of several processes did, at the end of training; empty for one process.

@@ -9,10 +9,10 @@ from typing import Any
 
 from hotbed.connectors.times import EARLIEST
 from hotbed.embedding.tier import Ssd
+from hotbed.training.columns import Tables, is_reason
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
-from hotbed.training.watching.columns import Tables, is_reason
 from hotbed.training.writes import Writes
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.files import Where, resolve
-from hotbed.persist.store import write_text
+from hotbed.persist.container.store import write_text
 from hotbed.pictures.charts import Chart, figure, number_text
 from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
+from hotbed.training.columns import Tables
 from hotbed.training.watching import report_charts, report_runs, report_tables
-from hotbed.training.watching.columns import Tables
 from hotbed.training.watching.history import History
 from hotbed.training.watching.served import Answer, Served
 

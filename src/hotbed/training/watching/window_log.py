@@ -14,7 +14,7 @@ import numpy as np
 from hotbed import checks
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics.metric import Array
-from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
+from hotbed.training.columns import Tables, columns, counters, rows_of, tables_of
 
 
 @dataclass

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hugectr.inference`: serve a model that HugeCTR or this package trained.
 
-params.py   InferenceParams, and the values of other calls
 session.py  sessions of all releases
 served.py   ServedModel: files of HugeCTR as an exported model
 hps.py      HPS: vectors of keys from several models
 """
 
 from hotbed.compat.hugectr.inference.hps import HPS
-from hotbed.compat.hugectr.inference.params import (
+from hotbed.compat.hugectr.inference.session import (
+    CreateEmbeddingCache,
+    CreateInferenceSession,
+    CreateParameterServer,
+    InferenceModel,
+    InferenceSession,
+)
+from hotbed.compat.hugectr.params import (
     CPUMemoryDatabaseParams,
     DistributedDatabaseParams,
     InferenceParams,
@@ -16,13 +22,6 @@ from hotbed.compat.hugectr.inference.params import (
     PersistentDatabaseParams,
     UpdateSourceParams,
     VolatileDatabaseParams,
-)
-from hotbed.compat.hugectr.inference.session import (
-    CreateEmbeddingCache,
-    CreateInferenceSession,
-    CreateParameterServer,
-    InferenceModel,
-    InferenceSession,
 )
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.compat.hugectr.inference.params import InferenceParams, ParameterServerConfig
 from hotbed.compat.hugectr.json.inference import read_ps_config
 from hotbed.compat.hugectr.knobs import KNOBS
+from hotbed.compat.hugectr.params import InferenceParams, ParameterServerConfig
 from hotbed.compat.hugectr.weights import SparseFile, load_served
 from hotbed.config import did_you_mean
 from hotbed.data.batch import as_ids

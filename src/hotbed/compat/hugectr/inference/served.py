@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, OptParams, SparseEmbedding
 from hotbed.compat.hugectr.enums import Embedding_t, Layer_t
-from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.params import InferenceParams
 from hotbed.compat.hugectr.reader import known_sizes
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.weights import SparseFile, load_dense, load_served

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from hotbed import checks
 from hotbed.compat.hugectr.clause import by_order
 from hotbed.compat.hugectr.clauses import DataReaderParams, OptParams, Solver
-from hotbed.compat.hugectr.inference.params import InferenceParams, check_names, check_share
 from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model.tensors import Tensors
+from hotbed.compat.hugectr.params import InferenceParams, check_names, check_share
 from hotbed.compat.hugectr.reader import adds_sizes, columns_of, evaluation_data
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.config import did_you_mean

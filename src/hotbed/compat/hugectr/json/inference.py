@@ -16,7 +16,9 @@ from hotbed.compat.hugectr.enums import (
     EmbeddingCacheType_t,
     UpdateSourceType_t,
 )
-from hotbed.compat.hugectr.inference.params import (
+from hotbed.compat.hugectr.json.keys import needed, read_clause
+from hotbed.compat.hugectr.knobs import KNOBS
+from hotbed.compat.hugectr.params import (
     InferenceParams,
     ParameterServerConfig,
     PersistentDatabaseParams,
@@ -24,8 +26,6 @@ from hotbed.compat.hugectr.inference.params import (
     VolatileDatabaseParams,
     check_names,
 )
-from hotbed.compat.hugectr.json.keys import needed, read_clause
-from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.config import did_you_mean, parse_json
 from hotbed.errors import ConfigError, PersistError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from hotbed.optim.ranks import rank
+from hotbed.parallel.world import rank
 
 WIDTH = 110
 

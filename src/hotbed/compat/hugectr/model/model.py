@@ -67,9 +67,9 @@ from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
 from hotbed.files import writing
 from hotbed.models.graph.network import Graph as Network
-from hotbed.optim.ranks import rank
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at
+from hotbed.parallel.world import rank
 from hotbed.training.model import Evaluation, RecModel
 from hotbed.training.watching.history import History
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hotbed.data.batch import Batch
-from hotbed.optim.ranks import rank
+from hotbed.parallel.world import rank
 from hotbed.training.model import RecModel
 
 

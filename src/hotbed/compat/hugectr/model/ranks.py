@@ -12,8 +12,8 @@ from hotbed.compat.hugectr.clauses import Solver, SparseEmbedding
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.data.grains import grains_for
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import trains_together, world_size
 from hotbed.parallel import Ranks
+from hotbed.parallel.world import trains_together, world_size
 
 _LOG = logging.getLogger("hotbed.compat.hugectr")
 

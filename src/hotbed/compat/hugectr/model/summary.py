@@ -14,8 +14,8 @@ from hotbed.compat.hugectr.clauses import (
 )
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.models.graph.network import Graph as Network
-from hotbed.optim.ranks import trains_together
 from hotbed.optim.sparse import dense_parameters
+from hotbed.parallel.world import trains_together
 
 COLUMNS = (40, 30, 30, 30)
 RULE = "-" * 113

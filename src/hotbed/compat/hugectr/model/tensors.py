@@ -11,8 +11,8 @@ from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.models.graph.network import Graph as Network
 from hotbed.models.recorded import recorded
+from hotbed.training.last_step import LastStep
 from hotbed.training.model import RecModel
-from hotbed.training.watching.last_step import LastStep
 
 
 class Tensors:

@@ -14,9 +14,9 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxRecMode
 from hotbed.compat.mx_rec.core.arguments import TableArguments, check_lookup_name
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer

@@ -2,7 +2,6 @@
 """Automatic graph modification.
 
 modifier.py   step 8 where ids are computed inside the model
-automatic.py  Automatic: the lookups of a model from step 8 on
 hooks.py      hooks that have no effect here
 merge_lookup.py  do_merge_lookup, which has nothing to do here
 """

@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.automatic import Automatic, IdReader, time_of
 from hotbed.compat.mx_rec.checks import boolean
-from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
 from hotbed.compat.mx_rec.core.asc.manager import start_asc_pipeline
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.feature_spec import Thresholds
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
-from hotbed.compat.mx_rec.graph.automatic import Automatic, IdReader, time_of
 from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.compat.mx_rec.pipeline import as_tensors
 from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
@@ -26,9 +26,9 @@ from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at
-from hotbed.training.ahead.planner import obstacle_of
 from hotbed.training.auto import Findings, Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, lookup_report
+from hotbed.training.stages.planner import obstacle_of
 
 __all__ = ["GraphModifierHook", "modify_graph_and_start_emb_cache"]
 

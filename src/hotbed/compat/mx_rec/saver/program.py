@@ -17,11 +17,11 @@ from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.parallel import Shard
-from hotbed.persist.checkpoint import State
-from hotbed.persist.format import Reader
-from hotbed.persist.network import random_state, set_random_state
-from hotbed.persist.restoring import restore
-from hotbed.persist.resume import compare
+from hotbed.persist.container.format import Reader
+from hotbed.persist.state.checkpoint import State
+from hotbed.persist.state.network import random_state, set_random_state
+from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.resume import compare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 

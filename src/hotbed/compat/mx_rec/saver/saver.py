@@ -19,10 +19,10 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.files import Where
 from hotbed.parallel import at
-from hotbed.persist.checkpoint import capture, track_changes
-from hotbed.persist.format import Reader, open_checkpoint
-from hotbed.persist.saver import Saver as Writer
-from hotbed.persist.store import JOURNAL, LocalStore, open_store
+from hotbed.persist.container.format import Reader, open_checkpoint
+from hotbed.persist.container.store import JOURNAL, LocalStore, open_store
+from hotbed.persist.state.checkpoint import capture, track_changes
+from hotbed.persist.state.saver import Saver as Writer
 from hotbed.training.decisions.eviction_schedule import TOPIC
 
 __all__ = ["Saver", "latest_checkpoint"]

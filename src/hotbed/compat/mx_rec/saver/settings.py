@@ -10,7 +10,7 @@ import torch
 
 from hotbed.compat.mx_rec.framework import Framework
 from hotbed.data.dataset import Dataset
-from hotbed.persist.resume import meaning
+from hotbed.persist.state.resume import meaning
 from hotbed.training.described import described_argument
 from hotbed.training.run_state import machine
 

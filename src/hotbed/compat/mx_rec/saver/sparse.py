@@ -17,7 +17,7 @@ from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.files import new_file, writing
 from hotbed.parallel import at
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
 
 __all__ = ["export"]
 

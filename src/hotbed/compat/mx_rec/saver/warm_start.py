@@ -16,8 +16,9 @@ from hotbed.compat.mx_rec.saver.saver import opened
 from hotbed.config import describe
 from hotbed.data.schema import Id, Schema
 from hotbed.errors import ConfigError
-from hotbed.persist import network, warm_starts
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
+from hotbed.persist.state import network
+from hotbed.persist.upkeep import warm_starts
 
 __all__ = ["WarmStartSettings", "warm_start"]
 

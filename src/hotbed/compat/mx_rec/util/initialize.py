@@ -20,8 +20,8 @@ from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_ra
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import trains_together
 from hotbed.parallel import Ranks, at
+from hotbed.parallel.world import trains_together
 
 __all__ = [
     "ConfigInitializer",

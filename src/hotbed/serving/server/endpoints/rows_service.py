@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, PersistError
 from hotbed.files import map_file
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, address
 from hotbed.serving.rows import ServedTable

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from hotbed.errors import ConfigError, HotbedError, NotServed
 from hotbed.files import Where
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
 from hotbed.persist.publish import Follower
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache

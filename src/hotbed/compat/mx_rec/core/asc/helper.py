@@ -9,8 +9,8 @@ from typing import Any
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.columns import SpecReader
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError, StateError
+from hotbed.compat.mx_rec.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError

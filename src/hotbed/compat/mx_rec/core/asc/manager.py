@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
 from hotbed.parallel import at
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hotbed.optim.ranks import local_rank, local_world_size, rank, trains_together, world_size
+from hotbed.parallel.world import local_rank, local_world_size, rank, trains_together, world_size
 
 __all__ = ["get_device_id", "get_local_rank_size", "get_rank_id", "get_rank_size"]
 

@@ -12,8 +12,8 @@ from rich.table import Table as Grid
 from hotbed.cli.show import console, print_line
 from hotbed.errors import ConfigError
 from hotbed.files import Where
-from hotbed.job.plan import JobPlan
 from hotbed.job.plan_page import HEAD, number_text_of, row_of, size_text
+from hotbed.job.planning import JobPlan
 
 BYTES = {
     "B": 1.0,

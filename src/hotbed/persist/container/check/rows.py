@@ -15,8 +15,8 @@ from hotbed.embedding.policy import Admission, evictions, kept_columns, sketch_l
 from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
-from hotbed.persist.check.manifest import built_config, format_error
-from hotbed.persist.manifest import PartEntry, TableEntry
+from hotbed.persist.container.check.manifest import built_config, format_error
+from hotbed.persist.container.manifest import PartEntry, TableEntry
 
 # bound the memory of a check, whatever the size of a batch
 _ROWS_AT_ONCE = 1 << 16

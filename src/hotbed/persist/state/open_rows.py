@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from hotbed.connectors.join.states import TIME
 from hotbed.connectors.live import SavedRows
-from hotbed.persist.format import CheckpointWriter, Link, Reader
-from hotbed.persist.manifest import OpenRowsEntry
+from hotbed.persist.container.format import CheckpointWriter, Link, Reader
+from hotbed.persist.container.manifest import OpenRowsEntry
 
 
 def write_open_rows(writer: CheckpointWriter, rows: SavedRows) -> OpenRowsEntry:

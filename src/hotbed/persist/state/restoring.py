@@ -12,11 +12,11 @@ from hotbed.config import build, describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.parallel import at
-from hotbed.persist.checkpoint import State
-from hotbed.persist.format import Reader
-from hotbed.persist.network import load_network, load_optimizer, network_misfit, read_tensors
-from hotbed.persist.resume import Meaning, compare, meaning
-from hotbed.persist.tables import check_rows, load_table
+from hotbed.persist.container.format import Reader
+from hotbed.persist.state.checkpoint import State
+from hotbed.persist.state.network import load_network, load_optimizer, network_misfit, read_tensors
+from hotbed.persist.state.resume import Meaning, compare, meaning
+from hotbed.persist.state.tables import check_rows, load_table
 
 
 @at("restore")

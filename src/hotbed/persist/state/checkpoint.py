@@ -31,9 +31,8 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.parallel import WHOLE, Shard, at
-from hotbed.persist.chain import compact
-from hotbed.persist.format import CheckpointWriter, Saved, open_link
-from hotbed.persist.manifest import (
+from hotbed.persist.container.format import CheckpointWriter, Saved, open_link
+from hotbed.persist.container.manifest import (
     DENSE_FILE,
     PROGRESS_FILE,
     Arrays,
@@ -45,11 +44,12 @@ from hotbed.persist.manifest import (
     encode,
     packed,
 )
-from hotbed.persist.network import flatten, network_tensors
-from hotbed.persist.open_rows import write_open_rows
-from hotbed.persist.retention import retain
-from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
-from hotbed.persist.tables import (
+from hotbed.persist.container.retention import retain
+from hotbed.persist.container.store import JOURNAL, CheckpointStore, LocalStore, open_store
+from hotbed.persist.state.chain import compact
+from hotbed.persist.state.network import flatten, network_tensors
+from hotbed.persist.state.open_rows import write_open_rows
+from hotbed.persist.state.tables import (
     CapturedRows,
     CapturedTable,
     LiveRows,

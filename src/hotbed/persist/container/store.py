@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 from hotbed import files
 from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import HeldFolder, Where, map_file, new_partial, partial_path, resolve
-from hotbed.persist.sink import HashedFile, LocalFile, SaveThreads
+from hotbed.persist.container.sink import HashedFile, LocalFile, SaveThreads
 
 MANIFEST_FILE = "MANIFEST.json"
 CURRENT_FILE = "CURRENT"
@@ -253,7 +253,7 @@ class LocalStore(CheckpointStore):
         return LocalStore(self.root / ASIDE)
 
     def _advice(self) -> str:
-        return f"Choose one: hotbed restore {self.root} --state N."
+        return f"Choose one: hotbed rollback {self.root} --state N."
 
     def folders(self) -> list[str]:
         if not self.root.is_dir():

@@ -6,13 +6,9 @@ reshape.py  other shapes of the same elements
 slice.py    parts of a tensor
 """
 
-from hotbed.models.graph.layers.shape.concat import (
-    Concat,
-    FusedReshapeConcat,
-    FusedReshapeConcatGeneral,
-)
-from hotbed.models.graph.layers.shape.reshape import Reshape
-from hotbed.models.graph.layers.shape.slice import Gather, Slice
+from hotbed.models.layers.shape.concat import Concat, FusedReshapeConcat, FusedReshapeConcatGeneral
+from hotbed.models.layers.shape.reshape import Reshape
+from hotbed.models.layers.shape.slice import Gather, Slice
 
 __all__ = [
     "Concat",

@@ -13,7 +13,7 @@ from hotbed.job.ranks import num_ranks
 from hotbed.job.workload import Sampled, workload_of
 
 if TYPE_CHECKING:
-    from hotbed.parallel.plan import RanksPlan, Workload
+    from hotbed.parallel.forecast import RanksPlan, Workload
 
 LEAST_CPU_SHARE = 0.85
 """Share of the time of steps for which they must have a processor."""
@@ -68,7 +68,7 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
         ConfigError: the job has no `train`; a table of `rows` does not exist; or this process is
             one of several ranks itself.
     """
-    from hotbed.parallel.plan import MOST_RANKS, needed_ranks, planned
+    from hotbed.parallel.forecast import MOST_RANKS, needed_ranks, planned
 
     if num_ranks() > 1:
         raise ConfigError(

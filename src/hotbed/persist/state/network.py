@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import PersistError
 from hotbed.optim.sparse import SparseOptimizer
-from hotbed.persist.format import Reader
+from hotbed.persist.container.format import Reader
 
 log = logging.getLogger("hotbed.persist")
 _NOT_LOADED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)

@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import CheckpointWriter, Link, Reader
-from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
-from hotbed.persist.row_files import OwnedPartitions, every_partition, owned_rows
-from hotbed.persist.row_order import partition_ranges
-from hotbed.persist.store import ADVICE
+from hotbed.persist.container.format import CheckpointWriter, Link, Reader
+from hotbed.persist.container.manifest import (
+    CandidatesEntry,
+    PartEntry,
+    Scalars,
+    SketchEntry,
+    TableEntry,
+)
+from hotbed.persist.container.row_files import OwnedPartitions, every_partition, owned_rows
+from hotbed.persist.container.row_order import partition_ranges
+from hotbed.persist.container.store import ADVICE
 
 if TYPE_CHECKING:
     from hotbed.parallel import Shard

@@ -14,8 +14,8 @@ from hotbed import config
 from hotbed.data.schema import Schema
 from hotbed.embedding.table import MAX_DIM, Table
 from hotbed.errors import FormatError, HotbedError, VersionError
-from hotbed.persist.manifest import FORMAT, FORMAT_VERSION, ZEROS, Manifest, TableEntry
-from hotbed.persist.store import ADVICE, MANIFEST_FILE, number_of
+from hotbed.persist.container.manifest import FORMAT, FORMAT_VERSION, ZEROS, Manifest, TableEntry
+from hotbed.persist.container.store import ADVICE, MANIFEST_FILE, number_of
 
 MAX_DEPTH = 100
 _DIGEST_MEMBER = b'"digest": "'

@@ -10,10 +10,10 @@ from hotbed.config import build
 from hotbed.embedding.table import Table
 from hotbed.errors import DeltaGap, ForkedLineage, PersistError
 from hotbed.files import Where
-from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_checkpoint
-from hotbed.persist.manifest import Manifest
-from hotbed.persist.open_rows import read_open_rows, write_open_rows
-from hotbed.persist.tables import check_rows, load_changes, write_merged
+from hotbed.persist.container.format import CheckpointWriter, Link, Reader, Saved, open_checkpoint
+from hotbed.persist.container.manifest import Manifest
+from hotbed.persist.state.open_rows import read_open_rows, write_open_rows
+from hotbed.persist.state.tables import check_rows, load_changes, write_merged
 
 _REMEMBERED = 4096
 

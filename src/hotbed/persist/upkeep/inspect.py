@@ -15,15 +15,15 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.footprint import predicted
 from hotbed.errors import FormatError
 from hotbed.files import Where
-from hotbed.persist.check.manifest import built_config
-from hotbed.persist.digest import comparable_position, content_digest, part_digests
-from hotbed.persist.format import DenseTensor, Reader, read_newest
-from hotbed.persist.manifest import TableEntry
-from hotbed.persist.open_rows import read_open_rows
+from hotbed.persist.container.check.manifest import built_config
+from hotbed.persist.container.format import DenseTensor, Reader, read_newest
+from hotbed.persist.container.manifest import TableEntry
+from hotbed.persist.container.row_order import partition_ranges
+from hotbed.persist.container.store import ADVICE
 from hotbed.persist.publish.version import request_schema
-from hotbed.persist.row_order import partition_ranges
-from hotbed.persist.store import ADVICE
-from hotbed.persist.tables import flat
+from hotbed.persist.state.digest import comparable_position, content_digest, part_digests
+from hotbed.persist.state.open_rows import read_open_rows
+from hotbed.persist.state.tables import flat
 
 _SPAN_ROWS = 1 << 16
 

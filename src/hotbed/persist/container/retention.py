@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from hotbed.errors import PersistError
-from hotbed.persist.format import open_folder, open_link
-from hotbed.persist.store import CheckpointStore, number_of
+from hotbed.persist.container.format import open_folder, open_link
+from hotbed.persist.container.store import CheckpointStore, number_of
 
 
 def retain(store: CheckpointStore, keep: int) -> None:

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
-from hotbed.persist.format import Reader
-from hotbed.persist.manifest import Arrays
-from hotbed.persist.open_rows import read_open_rows
-from hotbed.persist.row_order import sorted_rows
-from hotbed.persist.tables import flat
+from hotbed.persist.container.format import Reader
+from hotbed.persist.container.manifest import Arrays
+from hotbed.persist.container.row_order import sorted_rows
+from hotbed.persist.state.open_rows import read_open_rows
+from hotbed.persist.state.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
 _SKETCH_COLUMNS = ("partition", "generation", "bits", "newest", "cells")

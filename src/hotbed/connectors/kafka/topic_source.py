@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reading a topic asks of the settings of `Kafka`, and how long it waits."""
+"""What reading a topic asks of `Kafka`, and how long it waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Timings:
 USUAL_TIMINGS = Timings()
 
 
-class KafkaSettings(Protocol):
+class TopicSource(Protocol):
     """The settings of a topic, as `Kafka` describes them."""
 
     @property

@@ -10,9 +10,9 @@ import numpy as np
 
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.persist.container.row_files import owned_rows
 
 from .digest import content_digest
-from .row_files import owned_rows
 from .tables import own_scalars
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ from safetensors import SafetensorError
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
-from hotbed.persist.check.manifest import check_descriptions, check_links, unsealed
-from hotbed.persist.check.rows import (
+from hotbed.persist.container.check.manifest import check_descriptions, check_links, unsealed
+from hotbed.persist.container.check.rows import (
     checked_candidates,
     checked_rows,
     checked_sketch,
     removed_types,
     row_types,
 )
-from hotbed.persist.manifest import (
+from hotbed.persist.container.manifest import (
     Arrays,
     ChainEntry,
     FileEntry,
@@ -44,16 +44,16 @@ from hotbed.persist.manifest import (
     decode,
     unpacked,
 )
-from hotbed.persist.row_files import (
+from hotbed.persist.container.row_files import (
     OwnedPartitions,
     arrow_batches,
     every_partition,
     holds,
     write_batches,
 )
-from hotbed.persist.row_order import RowCuts, merged_rows, partition_ranges
-from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import (
+from hotbed.persist.container.row_order import RowCuts, merged_rows, partition_ranges
+from hotbed.persist.container.sink import HashedFile
+from hotbed.persist.container.store import (
     ADVICE,
     MANIFEST_FILE,
     CheckpointStore,

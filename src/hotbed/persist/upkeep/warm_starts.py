@@ -14,10 +14,10 @@ from hotbed.config import describe
 from hotbed.data.schema import Schema
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
-from hotbed.persist.format import Reader
-from hotbed.persist.manifest import Scalars
-from hotbed.persist.tables import seen_at
-from hotbed.persist.words import Translation, left_out, translation_of
+from hotbed.persist.container.format import Reader
+from hotbed.persist.container.manifest import Scalars
+from hotbed.persist.state.tables import seen_at
+from hotbed.persist.upkeep.words import Translation, left_out, translation_of
 
 log = logging.getLogger("hotbed.persist")
 

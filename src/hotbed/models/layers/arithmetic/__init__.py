@@ -9,12 +9,12 @@ scale.py            repeated elements and rows
 weight_multiply.py  one learned vector for each number
 """
 
-from hotbed.models.graph.layers.arithmetic.cast import Cast
-from hotbed.models.graph.layers.arithmetic.elementwise import Add, ElementwiseMultiply, Sub
-from hotbed.models.graph.layers.arithmetic.matrix_multiply import MatrixMultiply
-from hotbed.models.graph.layers.arithmetic.reduce import ReduceMean, ReduceSum
-from hotbed.models.graph.layers.arithmetic.scale import Scale
-from hotbed.models.graph.layers.arithmetic.weight_multiply import WeightMultiply
+from hotbed.models.layers.arithmetic.cast import Cast
+from hotbed.models.layers.arithmetic.elementwise import Add, ElementwiseMultiply, Sub
+from hotbed.models.layers.arithmetic.matrix_multiply import MatrixMultiply
+from hotbed.models.layers.arithmetic.reduce import ReduceMean, ReduceSum
+from hotbed.models.layers.arithmetic.scale import Scale
+from hotbed.models.layers.arithmetic.weight_multiply import WeightMultiply
 
 __all__ = [
     "Add",

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError
-from hotbed.persist.manifest import PartEntry
-from hotbed.persist.sink import HashedFile
-from hotbed.persist.store import ADVICE
+from hotbed.persist.container.manifest import PartEntry
+from hotbed.persist.container.sink import HashedFile
+from hotbed.persist.container.store import ADVICE
 
 _MAGIC = b"ARROW1\0\0"
 _HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message

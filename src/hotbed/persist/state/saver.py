@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from hotbed.errors import PersistError, RankLost
 from hotbed.files import Where
-from hotbed.persist.checkpoint import Capture, write, write_merged
-from hotbed.persist.format import Saved
+from hotbed.persist.container.format import Saved
+from hotbed.persist.state.checkpoint import Capture, write, write_merged
 
 
 class Saver:
