@@ -74,8 +74,8 @@ bool take(const Py_buffer& column, float* out) {
   return std::all_of(out, out + column.shape[0], [](float one) { return std::isfinite(one); });
 }
 
-/// The values of those of `names` whose column is a plain array, one column after the other, and how many there are of
-/// each name; -1 where it is something else.
+/// The values of the columns in `names` that are plain arrays, one column after the other; and for each name the number
+/// of its values, -1 if its column is not a plain array.
 template <class To>
 nb::tuple plain_columns(const nb::dict& columns, const nb::list& names, nb::handle array) {
   std::vector<Py_buffer> held;

@@ -20,7 +20,7 @@ CacheRequest& spare() {
   return request;
 }
 
-// A request some of whose ids the cache does not hold.
+// A request with ids that the cache does not hold.
 class Missed {
  public:
   Missed(std::shared_ptr<RowCache> cache, const FeatureLayout& layout, HeldFeatures held, uint64_t epoch,

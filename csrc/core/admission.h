@@ -22,7 +22,7 @@ struct Admission {
   int64_t expire_after = -1;                     // by the table's clock; -1 = off
   // For states of earlier versions:
   uint64_t sketch_bytes = 0;    // 0 = off; else plain counters of 32 bits from the first id on
-  uint64_t max_candidates = 0;  // 0 = off; else an exact map of so many ids, whose counts are halved where it is full
+  uint64_t max_candidates = 0;  // 0 = off; else the ids of an exact map, whose counts are halved when it is full
 };
 
 struct Candidate {

@@ -58,7 +58,7 @@ class Distinct {
   size_t num_features() const noexcept { return features_.size(); }
   const FeatureIds& feature(size_t k) const noexcept { return features_[k]; }
   int64_t num_positions() const noexcept { return first_.back(); }
-  // Ranges of partitions into which so many ids are cut, so that threads share the work: a power of two.
+  // How many ranges of partitions `num_ids` ids are cut into, so that threads share the work: a power of two.
   static int num_ranges(int64_t num_ids) noexcept;
 
   // Finds the ids of one range. Ranges may run on different threads; one range has numbers from 0.

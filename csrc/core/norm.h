@@ -8,8 +8,8 @@
 
 namespace hotbed {
 
-// A sample: `num_floats` floats, then for each slot an int32 count and so many keys. With `checksum`, an int32 length
-// stands before it and the sum of its bytes after it. All numbers are little-endian and not aligned.
+// A sample: `num_floats` floats, then for each slot an int32 count and that number of keys. With `checksum`, an int32
+// length stands before it and the sum of its bytes after it. All numbers are little-endian and not aligned.
 struct NormLayout {
   std::size_t num_floats;
   std::vector<bool> wanted;  // by slot: whether its keys are returned

@@ -257,7 +257,7 @@ uint64_t Residency::number_of(const Frame& frame) const noexcept {
 std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
                                            const Plan* plan, Room& room) {
   if (slots.empty()) return nullptr;
-  // First the frames, for which the mutex may be let go, and then what is done with them.
+  // First find the frames, which may release the mutex; then use them.
   std::vector<uint32_t> frames;
   frames.reserve(slots.size());
   try {
@@ -408,7 +408,7 @@ void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
 void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
                       std::vector<uint32_t>* fresh) {
   std::unique_lock lock(mutex_);
-  // rows that are read ahead are not read once more, but nobody waits for them who only reads
+  // Rows that are being read ahead are not read again. Only those with a plan wait for them; readers do not.
   for (const uint64_t number : loads_of(slots, n))
     if (plan || find_load(number)->batch->is_done()) settle(lock, number);
   for (size_t i = 0; i < n; i++) {

@@ -60,7 +60,7 @@ class Residency final : RecordOwner {
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
-  // In the child of a fork: it has the frames, and none of what reads and writes the disk.
+  // Whether this is the child of a fork: it has the frames, but cannot read or write the disk.
   bool is_foreign() const noexcept { return store_->is_foreign(); }
 
   void add_chunk() {
@@ -97,7 +97,7 @@ class Residency final : RecordOwner {
     uint64_t number_;
   };
 
-  // Frames that plans use; the frames of these slots among them, each slot once; those that there are.
+  // The number of frames that plans use: in all; and of these slots, each slot once.
   uint64_t num_pinned();
   uint64_t num_pinned(const uint32_t* slots, size_t n);
   // A plan that outlives younger ones seems to use their frames, too, until these are counted anew. Returns whether
@@ -169,7 +169,7 @@ class Residency final : RecordOwner {
   };
   struct LivePlan {
     bool lives = true;
-    uint64_t num_frames = 0;       // whose newest plan it is
+    uint64_t num_frames = 0;       // frames of which it is the newest plan
     std::vector<uint32_t> frames;  // all that it uses, some of them more than once
   };
 

@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t kShardBytes = uint64_t{4} << 20, kMaxShards = 16;
 constexpr uint64_t kMaxWords = 0xffffffffu;  // places are 32 bits
 constexpr uint8_t kMaxUses = 15;
-// LFU halves a count once in so many misses a row. Measured: at 1, counts are halved before they can separate rare ids
-// from rarer ones. At 8 the hit rate is a little higher, but much lower after other ids have become popular.
+// LFU halves a count once in this number of misses a row. Measured: at 1, counts are halved before they can separate
+// rare ids from rarer ones. At 8 the hit rate is a little higher, but much lower after other ids have become popular.
 constexpr uint64_t kAgeing = 4;
 constexpr int kMaxSpared = 64;  // where everything was used, the search for a victim ends all the same
 constexpr size_t kHeadAhead = 24, kRecordAhead = 12;

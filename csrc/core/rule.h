@@ -16,7 +16,7 @@ struct RuleTraits {
 
   const char* name;
   const char* parameters[kMaxParameters] = {};  // the fields that only this rule has; null after the last
-  int num_accumulators = 0;                     // optimizer state: so many runs of `dim` floats a row …
+  int num_accumulators = 0;                     // optimizer state: this number of runs of `dim` floats a row …
   bool rowwise = false;                         // … or of one float
   bool proximal = false;  // l1 and l2 are part of the rule's own step; else they are added to the gradient, as are
                           // parameters 3 and 4 of a proximal rule

@@ -265,7 +265,7 @@ template <class F>
 void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
-  // A table that is frozen as well: what follows reads no disk, and fails for none.
+  // Also for frozen tables: the phases that follow do not read the disk, and cannot fail for it.
   const auto brings = [&](const Part& part) { return training && on_disk(part); };
   // A small part goes from ids to slots in one task. Parts of several ranges, and those that may refuse the batch, go
   // through the phases together, so that a refusal comes before any table has changed.
@@ -765,7 +765,7 @@ struct Step::Shares {
   std::vector<Share> shares;
   std::vector<std::vector<uint32_t>> numbers;
 
-  // Those that keep the frames of all.
+  // The plans that keep the frames of all parts.
   std::vector<std::shared_ptr<Residency::Plan>> plans() const {
     std::vector<std::shared_ptr<Residency::Plan>> all;
     for (const Share& share : shares)
@@ -888,7 +888,7 @@ void Step::join_range(size_t table, const Uniques& range, const GrainSums* grain
     return;
   }
   std::fill_n(sums, length, kNoSum);
-  // -0.0 marks "no sum", so a sum of a grain must not be -0.0; those who ask have made sure of it.
+  // -0.0 marks "no sum", so a sum of a grain must not be -0.0: the side that asks has made sure of it.
   const float zero = part.members.empty() ? kNoSum : 0.0f;
   for (size_t g = first; g < last; g++) {
     const std::optional<const float*> of_grain = grains[g].sums[table];

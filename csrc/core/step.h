@@ -69,8 +69,8 @@ class Step {
   // position, mapped as they are here. The grains are pooled in the place of this step; with the last that has samples
   // a queue may map on.
   std::vector<std::unique_ptr<Step>> divide();
-  // The rows may leave their frames from now on, and the slots of those that go be given to others. What is done with
-  // the ids later finds their rows anew; those that have gone meanwhile take no gradient.
+  // From now on, rows may leave their frames, and slots of removed rows may be given to other ids. Later uses of the
+  // ids find their rows anew; ids whose rows were removed meanwhile take no gradient.
   void let_go();
   // Gives mapped ids other weights, [positions] of each feature, which are copied; null = they keep theirs.
   void set_weights(const std::vector<const float*>& weights);
@@ -98,8 +98,8 @@ class Step {
   int64_t num_words(const std::vector<int64_t>& counts, bool timed) const noexcept;
   // Writes what the owners are asked, an owner after the other.
   void write_asked(int64_t* words) const;
-  // Returns the next so many tables of the step, each time, as a step of their own with the features of these tables,
-  // which follow one another. Nothing is left here.
+  // Cuts the step: returns one step for each of `num_tables`, with this number of tables, one after another, and with
+  // the features of these tables. Nothing is left here.
   std::vector<std::unique_ptr<Step>> split(const std::vector<size_t>& num_tables);
   // Takes the rows of the ids in the order in which they were asked for, [num_unique, dim] of a table after the other
   // for each owner. The rows must live as long as this.

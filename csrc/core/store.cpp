@@ -174,7 +174,7 @@ struct Store::State {
         exceeds(owner.num_sealed, owner.live_sealed, owner.layout.per_extent, kWaitAbove, kSlack * owner.num_spans);
     return full.size() >= kMostWaiting || (owner.num_due > 0 && is_wide && is_compacting());
   }
-  // Wakes compaction first: a put that needs less room than was set aside for it tells nobody.
+  // Wakes compaction first: a put that needs less room than was set aside for it wakes nobody.
   template <class F>
   void wait(std::unique_lock<std::mutex>& lock, F&& is_over) {
     changed.notify_all();

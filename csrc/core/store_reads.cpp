@@ -92,7 +92,7 @@ bool ReadQueue::next(BlockRead& read) {
   const StoredReads::Job& job = batch.jobs_[batch.next_job_];
   read = {job.offset, job.bytes, static_cast<uint32_t>(batch.next_job_++), &batch};
   if (batch.next_job_ == batch.jobs_.size()) lane->ready.pop_front();
-  const bool wakes = num_asleep_ > 0 && has_work();  // each one that wakes wakes the next: `add` is quick
+  const bool wakes = num_asleep_ > 0 && has_work();  // a woken thread wakes the next one, so that `add` is quick
   lock.unlock();
   if (wakes) changed_.notify_one();
   return true;

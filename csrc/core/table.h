@@ -218,8 +218,8 @@ class Table {
   uint64_t sweep(int first_partition, int last_partition);
   bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
   int64_t watermark() const noexcept { return watermark_; }
-  // Rows that a sweep or a call removed: from then on they are absent for plans in flight, too. Those that the map of a
-  // batch removes are not among them: plans in flight are of batches before it, so that mapping ahead changes no bit.
+  // The number of rows that a sweep or a call removed: they are absent for plans in flight, too. Rows that the map of a
+  // batch removes do not count: plans in flight belong to batches before it, so mapping ahead changes no bit.
   uint64_t num_withdrawn() const noexcept { return num_withdrawn_.load(); }
 
   // --- plans in flight: their slots are not reused before they retire. A plan often lives until the next one is made,
@@ -234,8 +234,8 @@ class Table {
   ExportedRows export_partition(int partition);
   // Likewise, but rows that lie on a disk are there after `finish`, without the mutex.
   ColdRows begin_export(int partition, ExportedRows& out);
-  // A loaded row is up to date at the step that the table has, but for what it has missed. `room`: where rows lie on a
-  // disk.
+  // A loaded row is up to date at the step of the table, except for the steps that it has missed. `room`: where rows
+  // lie on a disk.
   void load_rows(const ExportedRows& rows, Residency::Room* room);
   // Null where every id is admitted.
   const Candidates* candidates(int partition) const noexcept {
@@ -247,8 +247,8 @@ class Table {
   // Grows with the partitions whose counts have become estimates; may be read at any time.
   uint32_t num_sketched() const noexcept { return num_sketched_.load(); }
   const RateHistory& rates() const noexcept { return rates_; }
-  // Brings the rows of a partition that have missed steps up to date where they lie; `room` for so many, where that is
-  // a disk.
+  // Brings the rows of a partition that have missed steps up to date where they lie; on a disk, with `room` for
+  // `num_behind` of them.
   uint64_t num_behind(int partition) const noexcept;
   void settle(int partition, Residency::Room* room);
   // Rows that are up to date are so at the new step, too; `settle` sees to it that all are.
@@ -265,7 +265,7 @@ class Table {
   void begin_snapshot(bool changes);
   uint64_t num_snapshot_rows() const noexcept;
   std::vector<SnapshotEntry> snapshot_entries(int partition);  // in no useful order; once a partition
-  // Entries [first, first + n) into the same places of `out`; those that lie on the disk when they are finished,
+  // Writes entries [first, first + n) into the same places of `out`; `finish` writes those that lie on the disk,
   // without the mutex.
   ColdRows read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
   void finish(ColdRows& rows, ExportedRows& out);

@@ -512,7 +512,7 @@ def doctor(
     With --disk, write a file of 1 GiB in a folder, read it at random for some seconds, and remove
     it: the reads a second bound the speed of tables on that disk, see docs/tiers.md.
 
-    With --ranks, connect so many processes, and measure how fast they reach each other. Under
+    With --ranks N, connect N processes, and measure how fast they reach each other. Under
     torchrun, do it with the processes that it started, also on several hosts.
     """
     if processes.is_rank():

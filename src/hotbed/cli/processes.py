@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
-    """Run `hotbed` with `arguments` on so many processes to their end; return why they failed.
+    """Run `hotbed` with `arguments` on `ranks` processes to the end; return why they failed.
 
     Raises:
         MissingExtra: torch, whose launcher starts them, is not installed.

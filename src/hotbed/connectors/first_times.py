@@ -43,7 +43,7 @@ class FirstTimes:
         return kind not in self._known
 
     def reach(self, newest: Mapping[str, int]) -> None:
-        """Note the newest times of kinds: another one that first comes now lies beside them."""
+        """Note the newest times of kinds; a kind that first comes now is compared with them."""
         for kind, time in newest.items():
             self._reached[kind] = max(time, self._reached.get(kind, time))
 

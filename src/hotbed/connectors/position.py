@@ -190,7 +190,7 @@ class Position:
 
 
 def require_equal(writer: str, before: Any, now: Any) -> None:
-    """Raise DataError if what a position says of the rows that it counts is not so now."""
+    """Raise DataError if the rows that a position counts differ now from what it says of them."""
     change = _change("", before, now)
     if change is not None:
         name, written, current = change

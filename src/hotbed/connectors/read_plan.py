@@ -97,7 +97,7 @@ class ReadPlan:
         rest: what is left out behind a row that cannot be read, for messages; "" = its file.
         opening: called with the path of each file before it is read.
         opens: a source that ends yields `OPENED` before its first row, too.
-        grains: with more than one, a topic deals the messages of each block to so many grains, and
+        grains: with more than one, a topic deals the messages of each block to the grains, and
             yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
             after them the last one is behind the block, the others are before it.
         wishes: of a join of streams.

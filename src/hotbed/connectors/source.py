@@ -552,7 +552,7 @@ class TableJoin(Source):
 
 
 def described(value: Any, without: str = "") -> Any:
-    """Return a value as plain values, but for one argument; of what cannot be written its kind."""
+    """Return a value as plain values without one argument; of other values the kind."""
     try:
         plain_value = describe(value)
     except ConfigError:

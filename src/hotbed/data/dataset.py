@@ -270,8 +270,8 @@ class Dataset:
         """Read the next epochs by `grains` runs of samples; `RecModel` calls this before it reads.
 
         Each batch then has samples of each grain, one grain after another, and `Batch.grain_ends`
-        says where they end. docs/connectors.md says which rows of a source belong to which grain;
-        of some sources each batch has the rows as before, and empty `grain_ends`.
+        says where they end. docs/connectors.md says which rows of a source belong to which grain.
+        Batches of some sources have their rows as before, and empty `grain_ends`.
 
         Raises:
             ConfigError: the dataset was resumed at a position of another number of grains.

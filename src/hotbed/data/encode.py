@@ -65,7 +65,7 @@ class Encoder:
     column or a column of the wrong type always raises SchemaError. `aside`: receives the raw rows
     that are left out.
 
-    `rules`: those of the schema, or of the state that goes on with these rows. `unit_labels`:
+    `rules`: those of the schema, or of the state that continues with these rows. `unit_labels`:
     labels that a trainer needs from 0 to 1; values outside are bad rows.
     `label_values`: for each label, what its rows held. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.

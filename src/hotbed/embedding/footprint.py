@@ -60,7 +60,7 @@ class Footprint:
 
 
 def predicted(config: dict[str, Any], ids: int) -> Footprint | None:
-    """Return what a table of this config takes with so many ids; None unless it lies on a disk.
+    """Return what a table of this config takes with `ids` ids; None unless it lies on a disk.
 
     Open extents and waiting ids are not in it: see docs/tiers.md.
     """

@@ -84,7 +84,7 @@ class MinCount(Admission):
         coefficient: added to the count for each occurrence.
         sketch_bytes: count in a count-min sketch of plain 32-bit counters from the first id on, as
             earlier versions did (Cormode and Muthukrishnan 2005).
-        max_candidates: count at most so many ids exactly, as earlier versions did: when the map is
+        max_candidates: count this number of ids exactly, as earlier versions did: when the map is
             full, counts are halved and zeros dropped, so that ids may be admitted late or never.
         expire_seconds: `evict` forgets ids that wait and were not seen for so long, in data time.
         expire_steps: the same in steps of the table; give one of the two.

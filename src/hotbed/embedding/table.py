@@ -303,13 +303,13 @@ class Table:
     def stats(self) -> dict[str, int]:
         """Return counters of the table; cheap, also when `len` must look at every row.
 
-        `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
-        counts once a batch), `evicted`, and of these by reason `evicted_expired` (`Ttl`),
-        `evicted_over_cap` (`Lru`, `Lfu`), `evicted_removed` (by a call), `evicted_restarted`
-        (expired, and seen again before they were swept) and, where a state of before did not count
-        reasons, `evicted_unknown`; bytes of index, rows and candidates; of 256,
-        `sketched_partitions`, whose counts of waiting ids are estimates; `capacity` if the table
-        has one.
+        `rows`: rows in memory, with expired ones until they are swept. `admitted`, `refused` (an id
+        counts once a batch) and `evicted`: ids ever. `evicted_expired` (`Ttl`), `evicted_over_cap`
+        (`Lru`, `Lfu`), `evicted_removed` (by a call), `evicted_restarted` (expired, and seen again
+        before they were swept): evicted ids by reason; `evicted_unknown`: those of older states,
+        which counted no reasons. Bytes of index, rows and candidates. `sketched_partitions`:
+        partitions of 256 whose counts of waiting ids are estimates. `capacity`, if the table has
+        one.
         """
         return self.completed(self.native.stats())
 
@@ -317,10 +317,10 @@ class Table:
     def tier_stats(self) -> dict[str, Any]:
         """Return counters of the disk below the table; empty for `Ram`.
 
-        Of this table: `hits` and `misses`, rows that a batch of training found in memory, and that
-        it did not; `fetched`, rows that were read ahead; `waited_seconds` of batches for the disk;
-        `resident` rows of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
-        bookkeeping. Of all tables of the folder together: `num_reads` of the disk, `put_bytes` of
+        For this table: `hits` and `misses`, rows of batches that were in memory, and that were not;
+        `fetched`, rows that were read ahead; `waited_seconds`, how long batches waited for the
+        disk; `resident` rows of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
+        bookkeeping. For all tables of the folder together: `num_reads` of the disk, `put_bytes` of
         rows that left memory, `written_bytes` with those of compaction, `file_bytes` on the disk,
         `live_bytes` of rows there, `waiting_extents` of 256 KiB to be written, and the `engine`.
         """

@@ -318,7 +318,7 @@ class Job:
         )
 
     def num_grains(self, ranks: int) -> int:
-        """Return the number of grains where so many processes train the job.
+        """Return the number of grains if `ranks` processes train the job.
 
         Raises:
             ConfigError: there are fewer grains than ranks, or more ranks than a table can lie on.

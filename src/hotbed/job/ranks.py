@@ -66,7 +66,7 @@ def _values(name: str, plain: Any) -> dict[str, Any]:
 
 
 def for_ranks(job: Job, ranks: int) -> Job:
-    """Return the job as so many processes train it: with its number of grains.
+    """Return the job as `ranks` processes train it: with its number of grains.
 
     Raises:
         ConfigError: there are fewer grains than processes.

@@ -372,12 +372,12 @@ def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, f
 
 
 def expected_ids(growth: Mapping[int, Mapping[str, int]], total: int) -> dict[str, int]:
-    """Return how many distinct ids each table has in so many samples.
+    """Return how many distinct ids each table has in `total` samples.
 
     Beyond those that were read they grow as in the later half of these: by a power of the samples.
 
     Args:
-        growth: distinct ids by table after so many samples, rising.
+        growth: numbers of samples, rising; for each the distinct ids by table.
         total: samples of the data.
     """
     last = max(growth)
@@ -453,7 +453,7 @@ def _admitted(table: Table, counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def _table_facts(
     table: Table, rows: NDArray[np.float64], waiting: NDArray[np.float64]
 ) -> TableFacts:
-    """Return a table with so many rows in each partition, as far as its policies keep them."""
+    """Return a table with these rows in each partition, as far as its policies keep them."""
     from hotbed.embedding.policy import kept_columns
     from hotbed.parallel.forecast import TableFacts
 

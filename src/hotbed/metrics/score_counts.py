@@ -29,7 +29,7 @@ def join_counts(parts: Sequence[Array], bins: int | None = None) -> Array:
     Args:
         parts: counts in any order; their order is that of the additions, so the same parts give the
             same bits.
-        bins: neighbouring scores are joined where there are more than so many. A bin takes the
+        bins: neighbouring scores are joined if there are more scores than this. A bin takes the
             score in its middle. Its mass, its share of the negatives plus its share of the
             positives, is less than 4 / bins, unless it is one score.
     """

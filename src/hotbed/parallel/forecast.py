@@ -22,7 +22,7 @@ from .placement import Placement
 from .ranks import HEAD_WORDS
 
 MOST_RANKS = PARTITIONS
-"""A table has so many parts that can lie on ranks of their own."""
+"""The parts of a table, each of which can lie on a rank of its own."""
 WORD = 8
 FLOAT = 4
 CHUNK = 16
@@ -91,7 +91,7 @@ class TableFacts:
 
 
 def index_bytes(entries: Floats, per_bucket: int) -> Floats:
-    """Return the bytes of the index of each partition, [256], with so many entries.
+    """Return the bytes of the index of each partition, [256], with these numbers of entries.
 
     It grows by half when it is full, and each partition at another size, as in
     csrc/core/bucket_map.cpp.
@@ -173,7 +173,7 @@ class LinkSpeed:
 
     @staticmethod
     def of(latency: float, bandwidth: float) -> LinkSpeed:
-        """Return a link of so many seconds a message and bytes a second."""
+        """Return a link with this latency in seconds and this bandwidth in bytes a second."""
         far = 1 << 30
         return LinkSpeed([(0, latency), (far, latency + far / bandwidth)])
 
@@ -189,7 +189,7 @@ class LinkSpeed:
         return (many - few) / (long - short)
 
     def seconds(self, num_bytes: float, peers: int) -> float:
-        """Return the seconds of a call that sends so many bytes in all, in a message a peer."""
+        """Return the seconds of a call that sends `num_bytes` in all, in one message a peer."""
         if not peers:
             return 0.0
         sizes, times = zip(*self.points, strict=True)
@@ -305,7 +305,7 @@ class RanksPlan:
 
 
 def planned(work: Workload, ranks: int) -> RanksPlan:
-    """Predict a job on so many ranks."""
+    """Predict a job on `ranks` ranks."""
     placement = work.placement(ranks)
     owners = [placement.owners(table.name) for table in work.tables]
     rows = np.zeros(ranks)
@@ -432,7 +432,7 @@ def _own_seconds(work: Workload, placement: Placement, sent_bytes: float) -> flo
 
 
 def seconds_of(measured: Mapping[int, float], samples: float) -> float:
-    """Return the seconds of a step of so many samples: lines between those that were measured."""
+    """Return the seconds of a step of `samples`, on lines between the measured numbers."""
     sizes = sorted(measured)
     # a larger step is not shorter: where it was, that was noise
     times = list(accumulate((measured[size] for size in sizes), max))
@@ -443,7 +443,7 @@ def seconds_of(measured: Mapping[int, float], samples: float) -> float:
 
 
 def needed_ranks(work: Workload, ram: float) -> int | None:
-    """Return the fewest ranks whose processes each fit into so many bytes; None: not 256 do."""
+    """Return the fewest ranks whose processes each fit into `ram` bytes; None: 256 do not."""
     without_messages = replace(work, batches=())
     for ranks in range(1, MOST_RANKS + 1):
         fits = planned(without_messages, ranks).most_memory <= ram

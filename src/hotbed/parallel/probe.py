@@ -31,7 +31,7 @@ class RankConnections:
 
     Attributes:
         hosts: the host name of each rank.
-        seconds: of a call in which each rank sends so many bytes to each other one, in the median
+        seconds: of a call in which each rank sends `num_bytes` to each other one, in the median
             of the slowest rank.
         problems: of the names of hosts, each once.
     """
@@ -41,7 +41,7 @@ class RankConnections:
     problems: Sequence[str]
 
     def bandwidth(self, num_bytes: int) -> float:
-        """Return the bytes a second that each rank sends in calls of so many bytes to each."""
+        """Return the bytes a second that each rank sends in calls of `num_bytes` to each other."""
         return (len(self.hosts) - 1) * num_bytes / self.seconds[num_bytes]
 
 

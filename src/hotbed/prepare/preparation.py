@@ -29,7 +29,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 @dataclass(frozen=True)
 class Preparation:
-    """One preparation: raw rows, what they become, and which of them are written.
+    """One preparation: raw rows, their columns, and which of them are written.
 
     Args:
         source: the raw rows; it must end.

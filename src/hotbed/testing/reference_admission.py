@@ -151,7 +151,7 @@ class ReferenceAdmission:
         return candidate
 
     def admits(self, id: int, count: int, occurrences: int) -> bool:
-        """Return True if an id of this count, with so many occurrences in the batch, gets a row."""
+        """Return True if an id of this count, with `occurrences` in the batch, gets a row."""
         if isinstance(self.policy, MinCount):
             return count >= (self.policy.count or 0)
         if isinstance(self.policy, Probability):

@@ -186,10 +186,10 @@ class RecModel:
 
         Epochs are counted over all fits of the model, also after `save` and `load`: a second `fit`
         shuffles on, as one fit of all epochs would have. A range gives the epochs their numbers
-        instead, as in `epochs=range(2, 5)`. `max_steps` ends training after so many steps, also
-        inside an epoch, which then does not count as learned. With the callback `Checkpoint`, the
-        same call resumes where a killed one was, to the same bits; steps and epochs before it
-        count. Dropout draws from torch's generator: call `torch.manual_seed` first.
+        instead, as in `epochs=range(2, 5)`. `max_steps` ends training after that number of steps,
+        also inside an epoch, which then does not count as learned. With `Checkpoint`, the same
+        call resumes where a killed one was, to the same bits; steps and epochs before it count.
+        Dropout draws from torch's generator: call `torch.manual_seed` first.
         """
         num_epochs = count_epochs(epochs)
         train, depth, cores = unwrap(train, self.network, self.grains)

@@ -30,7 +30,7 @@ class Writes:
     last_duration: float = 0.0
 
     def add(self, saved: Saved, duration: float) -> None:
-        """Count one that succeeded."""
+        """Count a write that succeeded."""
         self.count += 1
         self.last_seconds = time.time()
         self.last_bytes = saved.bytes

@@ -33,7 +33,7 @@ class Join(Source):
     An outcome belongs to the impressions with the same keys that happened at most `within` seconds
     before it. Both may arrive late, twice, and in any order. A window closes when the events of all
     partitions have passed its end by `lateness_seconds`. The open impressions are a part of
-    checkpoints, so that a killed run goes on without reading anything again. docs/join.md says what
+    checkpoints, so that a killed run resumes without reading anything again. docs/join.md says what
     is counted.
 
     Args:

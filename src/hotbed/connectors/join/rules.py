@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 UNKNOWN = -1.0
-"""The value of a label that a sample does not tell."""
+"""The value of a label that is not decided yet."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class JoinRule(ABC):
 
     @abstractmethod
     def repeats(self, num_labels: int) -> bool:
-        """Return whether an impression of so many labels may become several samples."""
+        """Return whether an impression of `num_labels` labels may become several samples."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ class Wait(JoinRule):
 class AsTheyCome(JoinRule):
     """A positive label becomes a sample at once, a negative one when its window has closed.
 
-    With several labels an impression becomes up to as many samples. Each tells the labels that are
-    decided at that moment; the others are -1, which `hb.losses.BCE(missing_below=0)` passes over.
+    With several labels, an impression may become several samples, at most one for each label. A
+    sample has the labels that are decided at that moment. The others are -1, which
+    `hb.losses.BCE(missing_below=0)` leaves out.
 
     Example: `hb.sources.Join(views, clicks, on="id", within=1800, rule=hb.sources.AsTheyCome())`
     """

@@ -25,15 +25,15 @@ WRITTEN_ROWS = 8192
 
 @dataclass(frozen=True)
 class Spill:
-    """Where open impressions lie that exceed their memory.
+    """Keep open impressions on a disk when they exceed their memory.
 
-    The files have no name, so that a process that is killed leaves none. They are scratch: what
-    a killed run resumes from is its checkpoint.
+    The files have no name, so that a killed process leaves none. They are scratch: a killed run
+    resumes from its checkpoint.
 
     Args:
         directory: on a local disk; None = the directory of temporary files.
         memory_bytes: open impressions and held outcomes above this lie on the disk.
-        disk_bytes: so much of the disk at most; then reading waits. None = no limit.
+        disk_bytes: the most bytes on the disk; then reading waits. None = no limit.
 
     Example: `hb.sources.Spill("/fast/disk", memory_bytes=4 << 30, disk_bytes=100 << 30)`
     """

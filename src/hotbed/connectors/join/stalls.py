@@ -53,7 +53,7 @@ class Stalls:
             self._num_rows = 0
 
     def end(self, num_impressions: int, newest: int) -> None:
-        """Note that all inputs ended, after so many impressions and at a newest event time."""
+        """Note that all inputs ended, after `num_impressions` and at the `newest` event time."""
         if num_impressions and not self._num_samples:
             logger.warning(
                 "join: no sample comes of %d impressions, the windows of all reach beyond the "

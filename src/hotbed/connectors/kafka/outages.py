@@ -22,7 +22,7 @@ class Outages:
     """What is known of the brokers from their answers and from errors of the client.
 
     Attributes:
-        since: when the check began that failed first since the last one that succeeded.
+        since: when the first of the checks began that failed since the last success.
     """
 
     def __init__(self, servers: str) -> None:

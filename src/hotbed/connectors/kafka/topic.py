@@ -33,7 +33,7 @@ COMMIT_SECONDS = 10.0
 MAX_ENDS = 5
 """How often in a row the process of the client may end before it has fetched anything."""
 HELD_BLOCKS = 16
-"""Fetching pauses while about so many blocks of messages are pending in all partitions together."""
+"""Fetching pauses while about this number of blocks is pending in all partitions together."""
 
 Message = tuple[int, int, bytes | None]
 """Timestamp in milliseconds, offset, payload."""

@@ -253,7 +253,7 @@ class Csv(FileSource):
         return "\x1f"
 
     def open(self, section: Section, replace: Callable[[BadLine], bytes]) -> WholeRows:
-        """Open the rows for pyarrow, as UTF-8; `replace` gives the text for lines that are none."""
+        """Open the rows for pyarrow, as UTF-8; `replace` gives the text for bad lines."""
         return WholeRows(self._text(section), self._row_format, replace)
 
     def _text(self, section: Section) -> Any:
@@ -391,7 +391,7 @@ class _DelimitedReading:
         return {name for name in names if declared_types.get(name) is None} - self.plan.types.keys()
 
     def located(self, error: Exception, names: list[str]) -> DecodeError:
-        """Return an error of pyarrow as one that names the line and the column."""
+        """Return an error of pyarrow as an error that names the line and the column."""
         text = first_line(error)
         row = re.search(r"Row #(\d+)", text)
         if row is None:

@@ -48,7 +48,7 @@ class Transform(ABC):
 
     @property
     def reads_floats(self) -> bool:
-        """Whether an integer gives what the float64 number gives that it is rounded to."""
+        """Whether an integer gives the same result as the float64 number nearest to it."""
         return False
 
     def keeps_rounding(self, kind: type[np.floating[Any]]) -> bool:

@@ -206,7 +206,7 @@ class _DenseHalf(Half):
         return {name for name in self._names if _parts_of(name)[0] == "offsets"}
 
     def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
-        """Return a made-up request of so many candidates, once the inputs are recorded."""
+        """Return a made-up request of `num_rows` candidates, once the inputs are recorded."""
         generator = torch.Generator().manual_seed(seed)
         lengths = {}
         for number, name in enumerate(self._has_list):
@@ -490,7 +490,7 @@ def _largest_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def check_installed() -> None:
-    """Raise MissingExtra unless what an export needs is installed."""
+    """Raise MissingExtra unless the packages that an export needs are installed."""
     try:
         onnx_runtime()
         import onnx

@@ -33,32 +33,31 @@ Int64Array = NDArray[np.int64]
 class Negatives:
     """Add rows with label 0 after each positive row of the source.
 
-    A negative is a copy of its positive with another item. Items that the user has a row of at the
-    time of the positive are not drawn. Negatives of training rows are items of the training rows,
-    those of validation rows items of the validation rows. They are drawn independently of each
-    other, so that an item may repeat.
+    A negative is a copy of its positive with another item. Items of which the user has a row at the
+    time of the positive are not drawn. Training rows get items of training rows, and validation
+    rows get items of validation rows. Items are drawn independently, so that one may repeat.
 
     The schema has one label. If the source has its column, rows with a label above 0 are the
     positives. Else all rows are, and the column is added.
 
     A positive for which there is nothing to draw is left out, and counted: without negatives, its
-    user and its history would tell its label. `seen="never"` keeps it.
+    user and its history would give its label away. `seen="never"` keeps it.
 
     Args:
         user: the column of users.
         item: the column of items.
         per_positive: negatives for each positive row.
-        draw: "uniform": each item is as likely as any other; "popularity": an item is as likely as
-            its number of rows in the part to the power of `power`.
+        draw: "uniform": all items have the same chance. "popularity": the chance of an item is
+            proportional to its number of rows in the part, to the power of `power`.
         power: of "popularity"; 0.75 as in word2vec.
-        item_columns: columns that follow the item. A negative has them from the latest row of its
-            item at or before its time, else from the first one; other columns are those of the
+        item_columns: columns that follow the item. A negative takes them from the latest row of its
+            item at or before its time, else from the first row. It takes other columns from the
             positive.
         seen: which items that the user has seen are drawn. "matched": if the user has an earlier
             row of the positive's item, other items of the user's earlier rows; else items without
             an earlier row of the user. "any": all. "never": only items of which the user has no row
-            at any time, with `item_columns` as in its first row; beside a history of the user, "the
-            item is in the history" is then the label.
+            at any time, with `item_columns` as in the item's first row. With "never" and a history
+            of the user, "the item is in the history" is the label.
 
     Example: `Negatives("user", "film", per_positive=4, item_columns=["genres"])`
     """

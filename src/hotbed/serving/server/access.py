@@ -193,7 +193,7 @@ def read_roles(path: str) -> Roles:
     """Return the digest and the roles of each token of a file.
 
     Raises:
-        ConfigError: the file is not one of tokens.
+        ConfigError: the file is not a file of tokens.
     """
     digests = []
     for line in _read_lines(path):
@@ -210,7 +210,7 @@ def read_tokens(path: str) -> list[str]:
     """Return the tokens of a file, without their roles.
 
     Raises:
-        ConfigError: the file is not one of tokens.
+        ConfigError: the file is not a file of tokens.
     """
     return [line.partition(" ")[0] for line in _read_lines(path)]
 

@@ -80,7 +80,7 @@ class Example:
         return grains
 
     def divided(self, grains: int) -> Example:
-        """Return the same samples as so many grains, equal runs if the data has none; 1 = whole.
+        """Return the samples as `grains` runs, equal ones if the data has no grains; 1 = whole.
 
         Raises:
             ConfigError: they have other grains, or their ids are mapped already; or they are a

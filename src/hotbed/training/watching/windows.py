@@ -33,9 +33,9 @@ FOUR = ("auc", "log_loss", "calibration", "normalized_entropy")
 class Windows:
     """Compute metrics in windows of a stream, with statistics of its tables and of the machine.
 
-    A sample belongs to the window of the newest event time so far. Where batches are predicted
-    before they are learned, metrics are of these predictions, else of those of the training
-    forward. `points` are the windows, the open one last. They depend on the stream only and are
+    A sample belongs to the window of the newest event time so far. If batches are predicted before
+    they are learned, metrics are those of these predictions, else those of the training forward
+    pass. `points` are the windows, the open one last. They depend on the stream only and are
     part of checkpoints. Freshness (the clock minus the event time of a batch), lag, bytes and
     skipped rows are observations: they are saved in checkpoints, but no digest covers them.
 
@@ -47,10 +47,10 @@ class Windows:
             are probabilities, and the model's own metrics, each in the form whose memory does not
             grow (`hb.metrics.bounded`).
         most: number of windows that are kept; when there are more, neighbours are joined.
-        scored: "learned", when a sample is learned; or "shown": an impression of a join of streams
-            is scored when it arrives, before anything is learned of it, and counts once for each of
-            its labels, by the final one, when that is known. An open impression takes 9 bytes and 4
-            a label in memory and in each checkpoint. Ids are not mapped ahead then.
+        scored: "learned": a sample is scored when it is learned. "shown": an impression of a join
+            of streams is scored when it arrives, before anything is learned of it. It counts once
+            for each of its labels, when the final label is known. An open impression takes 9 bytes
+            and 4 a label, in memory and in each checkpoint. Ids are not mapped ahead then.
         baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the
             AUC of ranking by how many positives the id has had before, which the model should
             exceed.

@@ -72,7 +72,7 @@ class PlainHalf(Half):
         return places
 
     def _bags(self, num_rows: int) -> list[int]:
-        """Return how many bags each lookup has for so many samples."""
+        """Return how many bags each lookup has for `num_rows` samples."""
         outputs = self._stage[0].named(examples(self._model.tensors, num_rows))
         counts = []
         for number, lookup in enumerate(self._model.lookups):
@@ -111,7 +111,7 @@ class PlainHalf(Half):
         return {argument(spec.name) for spec in self._model.tensors if spec.is_offsets}
 
     def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
-        """Return a made-up request of so many candidates."""
+        """Return a made-up request of `num_rows` candidates."""
         inputs = self.inputs(num_rows, seed)
         for name, values in self.inputs(FEW_ROWS).items():
             if values.shape == inputs[name].shape:  # of all requests, such as rows of positions

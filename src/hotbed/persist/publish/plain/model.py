@@ -124,7 +124,7 @@ def example_lengths(num_rows: int) -> list[int]:
 def examples(
     specs: Sequence[TensorSpec], num_rows: int, integers: Sequence[int] = (0, 1), seed: int = 0
 ) -> list[Tensor]:
-    """Return made-up tensors for so many samples, with ids out of `integers`.
+    """Return made-up tensors for `num_samples` samples, with ids out of `integers`.
 
     Tensors of a fixed size are the same for every number of samples and every seed.
     """
