@@ -255,17 +255,36 @@ class Accuracy(_Thresholded):
 
     Of scores of classes, [n, classes], it is the share whose label, [n], is the number of the
     class with the highest score.
+
+    Args:
+        threshold: of the prediction.
+        top: predictions are scores of classes, and a label counts as found among the `top` highest;
+            of equal scores, the first counts as the higher one. Labels may be one-hot,
+            [n, classes].
     """
+
+    def __init__(self, threshold: float = 0.5, top: int | None = None) -> None:
+        checks.at_least("Accuracy.top", top, 1, "Give a number of classes, or None.")
+        self.top = top
+        super().__init__(threshold)
 
     def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
         first, second = (self.indexes or [0, 1])[:2]
-        if max(first, second) < len(inputs) and np.ndim(inputs[first]) == 2:
+        if max(first, second) < len(inputs):
             scores, label = (_on_host(inputs[place]) for place in (first, second))
-            if scores.shape[1] > 1 and label.size == len(scores):
+            if self.top is not None and scores.ndim == 2 and label.shape == scores.shape:
+                label = label.argmax(1)
+            if scores.ndim == 2 and scores.shape[1] > 1 and label.size == len(scores):
+                highest = np.argsort(-scores, axis=1, kind="stable")[:, : self.top or 1]
                 places = list(inputs)
-                places[first] = (scores.argmax(1) == label.reshape(-1)).astype(np.float64)
+                places[first] = (highest == label.reshape(-1, 1)).any(1).astype(np.float64)
                 places[second] = np.ones(len(scores))
                 inputs = tuple(places)
+            elif self.top is not None:
+                raise DataError(
+                    f"Accuracy: top needs scores of classes, got scores {list(scores.shape)} and "
+                    f"labels {list(label.shape)}. Give [n, classes] and [n]."
+                )
         super().update(*inputs, weight=weight, group=group)
 
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:

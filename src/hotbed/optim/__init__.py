@@ -5,6 +5,7 @@ closure.py      the closure of `Optimizer.step`, which torch's optimizers take, 
 combined.py     CombinedOptimizer: one torch optimizer over dense parameters and rows of tables
 dense.py        the optimizer of the dense parameters
 ftrl.py         FTRL-Proximal for dense parameters, which torch does not have
+held.py         optimizers and schedules that a network which updates itself holds
 modes.py        set train and eval modes of networks for a while
 momentum.py     momentum that contains the learning rate, for dense parameters; torch's does not
 precision.py    mixed precision and compilation

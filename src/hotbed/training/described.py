@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from hotbed.config import build, describe
 from hotbed.embedding.footprint import measured
-from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules import Embedding, EmbeddingBag, table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
@@ -20,8 +20,12 @@ from hotbed.models.graph.network import Graph
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.combined import Parts
 from hotbed.optim.dense import NAMES, TorchOptimizer
+from hotbed.optim.held import ROOT
 from hotbed.optim.precision import Boost
 from hotbed.optim.sparse import dense_parameters
+
+WITHIN = ("lookups", "optimizers")
+"""Members of a model's description that are no arguments of RecModel: `described_within`."""
 
 
 def described_argument(value: Any) -> Any:
@@ -53,6 +57,31 @@ def given_tables(network: nn.Module) -> dict[str, Any] | None:
     if tables is None:
         return None
     return {name: describe(table.config) for name, table in tables.items()}
+
+
+def described_within(network: nn.Module, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that no argument of RecModel gives, by the names of `WITHIN`.
+
+    Args:
+        network: its lookups have settings of their own.
+        optimizers: those of a learner by name; those that the network holds have paths.
+    """
+    lookups: dict[str, dict[str, list[Any]]] = {}
+    for module in table_modules(network):
+        if isinstance(module, (Embedding, EmbeddingBag)):
+            (feature,) = module.layout.features
+            settings = {"pooling": feature.pooling, "max_norm": getattr(module, "max_norm", None)}
+            for name, value in settings.items():
+                values = lookups.setdefault(feature.table, {}).setdefault(name, [])
+                if value not in values:
+                    values.append(value)
+    described: dict[str, Any] = {}
+    for name, optimizer in optimizers.items():
+        plain = described_argument(optimizer) if name.startswith(ROOT) else None
+        if plain is not None:
+            described[name] = plain
+    members = {"lookups": lookups, "optimizers": described}
+    return {name: member for name, member in members.items() if member}
 
 
 def rebuilt_argument(name: str, value: Any) -> Any:

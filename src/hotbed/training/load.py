@@ -21,7 +21,7 @@ from hotbed.parallel.world import trains_together
 from hotbed.persist.container.check.manifest import NOT_BUILT
 from hotbed.persist.container.format import Reader, open_checkpoint, read_newest
 from hotbed.persist.state.restoring import check_one_state
-from hotbed.training.described import rebuilt_argument
+from hotbed.training.described import WITHIN, rebuilt_argument
 from hotbed.training.model import RecModel
 
 _SPARE_NUMBERS = 1 << 20
@@ -92,7 +92,7 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
         arguments = {
             name: rebuilt_argument(name, value)
             for name, value in described.items()
-            if value is not None
+            if value is not None and name not in WITHIN
         }
         model = RecModel(network, **arguments)
     except NOT_BUILT as error:

@@ -41,7 +41,13 @@ from hotbed.persist.upkeep.words import types_there
 from hotbed.training.ahead import depth_for, unwrap
 from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
 from hotbed.training.callbacks.validation import Validate
-from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
+from hotbed.training.described import (
+    described_argument,
+    described_within,
+    given_tables,
+    headline_of,
+    summary_of,
+)
 from hotbed.training.learned_types import check_validation, typed
 from hotbed.training.loop import (
     check_batches,
@@ -566,7 +572,7 @@ class RecModel:
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
-            optimizers={"dense": self.learner.dense, "sparse": self.learner.sparse},
+            optimizers=self.learner.optimizers,
             rows=[
                 parameter for parameter in self.network.parameters() if id(parameter) not in dense
             ],
@@ -574,6 +580,7 @@ class RecModel:
                 "network": described_argument(self.network),
                 "given_tables": given_tables(self.network),
                 **described,
+                **described_within(self.network, self.learner.optimizers),
             },
             schema=schema,
             counters=self.counters,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -89,6 +89,17 @@ def _check_grains(run: Run, reader: Reader, position: Position) -> None:
         )
 
 
+def _check_optimizers(folder: str, saved: Iterable[str], here: Collection[str]) -> None:
+    """Raise PersistError if a network that updates itself would lose the state of an optimizer."""
+    for name in saved:
+        if name not in here:
+            raise PersistError(
+                f"{folder}: it holds the state of the optimizer {name!r}, got a model without it, "
+                "which would lose it. Give RecModel an optimizer, or the network one of this path, "
+                "or Checkpoint a folder of its own."
+            )
+
+
 def _source(run: Run) -> str:
     """Return the name of the position in a state."""
     return STREAM if run.online else EPOCHS
@@ -140,11 +151,8 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         _use_threads(setting.get("machine.torch_threads"))
     compare(reader.folder, setting, setting_of(run), allow)
     dense = reader.manifest.dense
-    if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
-        raise PersistError(
-            f"{reader.folder}: it holds the state of an optimizer, got a model without one, which "
-            "would lose it. Give RecModel the optimizer, or Checkpoint a folder of its own."
-        )
+    if dense is not None and isinstance(run.learner, SelfUpdating):
+        _check_optimizers(reader.folder, dense.optimizers, run.learner.optimizers)
     run.model.restore(reader, allow)
     run.counts = Counts(**progress["run"])
     run.callbacks.load_state(progress["callbacks"])

@@ -9,6 +9,7 @@ Keys of a section:
     whole      text under the heading
     fields     the parameters are the fields of this class of the door
     call       the parameters are those of this callable of the door
+    attributes  the parameters are attributes of this class of the door
     places     where the door has what `names` names: modules or classes
     names      parameters without a default
     defaults   parameters with the defaults of the other system

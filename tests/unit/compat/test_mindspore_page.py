@@ -25,7 +25,7 @@ from hotbed.compat.mindspore_rec import (
     RunContext,
     TimeMonitor,
 )
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, HotbedError
 
 Item = tuple[torch.Tensor, ...]
 
@@ -643,6 +643,49 @@ def test_data_without_positions_are_saved_as_a_model(tmp_path: Path) -> None:
     assert torch.equal(other.train_network.head.weight, model.train_network.head.weight)
 
 
+def test_data_without_positions_are_saved_after_an_error_too(tmp_path: Path) -> None:
+    """After a whole step; a step that fails half learned is not saved."""
+
+    def fails(items: list[Item]) -> Iterator[Item]:
+        yield from items
+        raise RuntimeError("no more")
+
+    class Fails(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            if run_context.original_args().cur_step_num == 7:
+                raise RuntimeError("no more")
+
+    for name, stream, callbacks, steps in (
+        ("data", fails(data(7)), [], 7),
+        ("step", data(9), [Fails()], 5),
+    ):
+        saves = ModelCheckpoint(name, tmp_path, CheckpointConfig(5))
+        with pytest.raises(RuntimeError, match="no more"):
+            RecModel(net(), "bce", "adam").online_train(stream, [*callbacks, saves])
+        other = RecModel(net(), "bce", "adam")
+        other.engine.restore(saves.latest_ckpt_file_name)
+        assert other.engine.counters["steps"] == steps
+
+
+def test_checkpoints_of_another_training_are_not_removed_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_by(tmp_path, steps=8)
+    saves = ModelCheckpoint("clicks", tmp_path, CheckpointConfig(5))
+    with pytest.raises(HotbedError, match=r"holds states of a stream, got a model to save"):
+        RecModel(net(), "bce", "adam").online_train(data(6), saves)
+    saves = ModelCheckpoint("tuples", tmp_path, CheckpointConfig(5))
+    model = RecModel(net(), "bce", "adam")
+    model.online_train(data(6), saves)
+    model.online_train(data(6), saves)
+    RecModel(net(), "bce", "adam").engine.restore(saves.latest_ckpt_file_name)
+    assert "another training" not in caplog.text
+    RecModel(net(), "bce", "adam").online_train(data(6), saves)
+    assert (
+        "tuples holds 4 checkpoints of another training, and keep_checkpoint_max=5" in caplog.text
+    )
+
+
 def test_saving_evicts_rows_that_were_not_seen_for_the_steps(tmp_path: Path) -> None:
     torch.manual_seed(0)
     once = [(torch.arange(96).view(32, 3), torch.ones(32))]
@@ -660,7 +703,8 @@ def test_saving_evicts_rows_that_were_not_seen_for_the_steps(tmp_path: Path) -> 
     [
         ({"save_checkpoint_steps": -1}, "save_checkpoint_steps"),
         ({"save_checkpoint_steps": 0}, "needs an interval"),
-        ({"keep_checkpoint_max": 0}, "keep_checkpoint_max"),
+        ({"keep_checkpoint_max": -1}, "keep_checkpoint_max"),
+        ({"keep_checkpoint_max": 0, "keep_checkpoint_per_n_minutes": 5}, "per_n_minutes: the new"),
         ({"enc_key": b"0" * 16}, "not encrypted"),
         ({"saved_network": nn.Linear(1, 1)}, "whole network"),
     ],

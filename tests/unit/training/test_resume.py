@@ -230,10 +230,79 @@ def test_a_model_without_an_optimizer_does_not_resume_where_it_would_lose_one(
 ) -> None:
     stream(tmp_path, 10, build())
     before = open_checkpoint(tmp_path).manifest.digest
-    with pytest.raises(PersistError, match="it holds the state of an optimizer, got a model witho"):
+    with pytest.raises(
+        PersistError, match="it holds the state of the optimizer 'dense', got a model w"
+    ):
         stream(tmp_path, 10, build(model={"optimizer": None}))
     assert open_checkpoint(tmp_path).manifest.digest == before
     build(model={"optimizer": None}).restore(tmp_path)  # to evaluate
+
+
+class UpdatesItself(torch.nn.Module):
+    """Learns by optimizers and a schedule of its own."""
+
+    def __init__(self, lr: float = 0.1, kind: Any = torch.optim.Adam) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lookup = hb.Embedding(hb.Table("user", 2, rule=hb.Adam(lr=0.1)))
+        self.layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+        self.first = kind(self.layers[0].parameters(), lr=lr)
+        self.others = [torch.optim.SGD(self.layers[1].parameters(), lr=0.1, momentum=0.9)]
+        self.rows = hb.SparseOptimizer(self)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.others[0], 3, 0.5)
+
+    def forward(self, batch: hb.Batch) -> torch.Tensor:
+        scores = self.layers(self.lookup(batch.ids["user"].values)).squeeze(1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, batch.labels["y"])
+        loss.backward()
+        for optimizer in (self.first, *self.others, self.rows):
+            optimizer.step()
+            optimizer.zero_grad()
+        self.schedule.step()
+        return loss.detach()
+
+
+def learned(path: Path, steps: int, network: UpdatesItself) -> list[Any]:
+    """Learn up to a step from where the folder ends; return weights, rows and rates."""
+    draw = np.random.default_rng(0)
+    rows = {"y": draw.integers(0, 2, 200), "user": draw.integers(0, 9, 200)}
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    data = hb.Dataset(hb.sources.Memory(rows), schema, 10, prefetch=0)
+    checkpoint = hb.callbacks.Checkpoint(path)
+    hb.RecModel(network).online_train(data, [checkpoint], max_steps=steps, progress=False)
+    weights = [parameter.tolist() for parameter in hb.dense_parameters(network)]
+    ids = torch.arange(9)
+    return [weights, network.lookup(ids).tolist(), network.others[0].param_groups[0]["lr"]]
+
+
+def test_a_network_that_updates_itself_resumes_with_its_optimizers_and_schedules(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = learned(tmp_path / "whole", 20, UpdatesItself())
+    learned(tmp_path / "parts", 7, UpdatesItself())
+    assert learned(tmp_path / "parts", 20, UpdatesItself()) == whole
+    faster = UpdatesItself(lr=0.3)
+    with caplog.at_level(logging.INFO, "hotbed.persist"):
+        learned(tmp_path / "parts", 20, faster)
+    assert "optimizers.network.first.lr was 0.1, resumed with 0.3" in caplog.text
+    assert faster.first.param_groups[0]["lr"] == 0.3
+    with pytest.raises(PersistError, match=r"optimizer network\.first: .* has the state of Adam"):
+        learned(tmp_path / "parts", 20, UpdatesItself(kind=torch.optim.Adagrad))
+    without = UpdatesItself()
+    del without.first
+    with pytest.raises(PersistError, match=r"the optimizer 'network\.first', got a model without"):
+        learned(tmp_path / "parts", 20, without)
+
+
+def test_a_state_without_the_optimizers_of_a_network_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As states were before they held them."""
+    with monkeypatch.context() as before:
+        before.setattr("hotbed.training.stages.learner.optimizers_of", lambda network: {})
+        learned(tmp_path, 7, UpdatesItself())
+    learned(tmp_path, 20, UpdatesItself())
+    assert "it does not hold the optimizer network.first, which begins anew" in caplog.text
 
 
 def test_allow_takes_a_list_of_names() -> None:

@@ -9,7 +9,7 @@ map_parameter.py  MapParameter: a table from integer keys to values
 embedding.py      HashEmbeddingLookup
 callback.py       callbacks: their events, and how the engine calls them
 checkpoint.py     ModelCheckpoint and CheckpointConfig
-metrics.py        names of metrics
+metrics.py        metrics: their names, and the base of a program's own
 tensor.py         Tensor: a torch tensor with `asnumpy`
 no_effect.py      arguments without effect, with their reasons
 """
@@ -18,6 +18,7 @@ from hotbed.compat.mindspore_rec.callback import Callback, LossMonitor, RunConte
 from hotbed.compat.mindspore_rec.checkpoint import CheckpointConfig, ModelCheckpoint
 from hotbed.compat.mindspore_rec.embedding import HashEmbeddingLookup
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
+from hotbed.compat.mindspore_rec.metrics import Metric, TopKCategoricalAccuracy, rearrange_inputs
 from hotbed.compat.mindspore_rec.rec_model import RecModel
 
 __all__ = [
@@ -26,8 +27,11 @@ __all__ = [
     "HashEmbeddingLookup",
     "LossMonitor",
     "MapParameter",
+    "Metric",
     "ModelCheckpoint",
     "RecModel",
     "RunContext",
     "TimeMonitor",
+    "TopKCategoricalAccuracy",
+    "rearrange_inputs",
 ]

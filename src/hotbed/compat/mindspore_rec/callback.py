@@ -148,7 +148,7 @@ class Callback:
 
 
 class LossMonitor(Callback):
-    """Print the loss every `per_print_times` steps; 0 = at the end of each epoch.
+    """Print the loss every `per_print_times` steps, with the step in its epoch; 0 = never.
 
     A loss that is NaN or infinite raises ValueError, as in MindSpore.
     """
@@ -167,22 +167,15 @@ class LossMonitor(Callback):
     def step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         loss = _loss_of(args)
+        place = f"epoch: {args.cur_epoch_num} step: {_step_in_epoch(args)}"
         if not math.isfinite(loss):
             raise ConfigError(
-                f"epoch: {args.cur_epoch_num} step: {args.cur_step_num}: the loss is not finite, "
-                f"got {loss}. Lower the learning rate, or look for NaN in the data."
+                f"{place}: the loss is not finite, got {loss}. Lower the learning rate, or look "
+                "for NaN in the data."
             )
         if self._every and args.cur_step_num - self._printed >= self._every:
             self._printed = args.cur_step_num
-            self._print(args, loss)
-
-    def epoch_end(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        if not self._every and "net_outputs" in args:
-            self._print(args, _loss_of(args))
-
-    def _print(self, args: CallbackParams, loss: float) -> None:
-        _print(f"epoch: {args.cur_epoch_num} step: {args.cur_step_num}, loss is {loss}")
+            _print(f"{place}, loss is {loss}")
 
 
 class TimeMonitor(Callback):
@@ -357,6 +350,15 @@ def _print(line: str) -> None:
     """Print a line; of several ranks, the first one does."""
     if speaks():
         print(line, flush=True)
+
+
+def _step_in_epoch(args: CallbackParams) -> int:
+    """Return the number of a step in its epoch; a stream without sink mode is one epoch."""
+    step: int = args.cur_step_num
+    if args.epoch_num is None and not args.dataset_sink_mode:
+        return step
+    batches: int = args.batch_num
+    return (step - 1) % batches + 1
 
 
 def _loss_of(args: CallbackParams) -> float:

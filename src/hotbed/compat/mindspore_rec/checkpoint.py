@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from hotbed.compat.mindspore_rec.callback import Training
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
+from hotbed.persist.container.format import refuse_others
 from hotbed.persist.container.store import open_store
 from hotbed.persist.state import checkpoint
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import Evict
 from hotbed.training.run import Run, passed
 
+log = logging.getLogger("hotbed.compat.mindspore_rec")
 _DEFAULTS: Mapping[str, Any] = {
     "keep_checkpoint_per_n_minutes": 0,
     "integrated_save": True,
@@ -27,7 +30,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "append_info": None,
     "exception_save": False,
     "crc_check": False,
+    "incremental": False,
 }
+_NUMBERS = (
+    "save_checkpoint_steps",
+    "save_checkpoint_seconds",
+    "keep_checkpoint_max",
+    "keep_checkpoint_per_n_minutes",
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,13 @@ class CheckpointConfig:
     """When `ModelCheckpoint` saves, and how much it keeps.
 
     Args:
-        save_checkpoint_steps: steps between two checkpoints; 0 = only by seconds.
+        save_checkpoint_steps: steps between two checkpoints; 0 = only by seconds. None is 0, also
+            in the three below.
         save_checkpoint_seconds: seconds between two checkpoints; used if `save_checkpoint_steps` is
             0.
-        keep_checkpoint_max: number of checkpoints that are kept.
-        keep_checkpoint_per_n_minutes: without effect, as the four below.
+        keep_checkpoint_max: number of checkpoints that are kept; 0 = 1, as in MindSpore.
+        keep_checkpoint_per_n_minutes: without effect, as the four below; it does not take the
+            place of `keep_checkpoint_max`.
         integrated_save: all tables lie in one process.
         async_save: checkpoints are always written while training continues.
         saved_network: None; a part of the network cannot be saved alone.
@@ -48,6 +60,7 @@ class CheckpointConfig:
         enc_mode: used with `enc_key`.
         exception_save: a training that fails after a whole step is always saved.
         crc_check: the digest of each file is always checked.
+        incremental: without effect: each checkpoint holds all keys.
 
     Raises:
         ConfigError: (a ValueError) a value is wrong, or something is asked for that does not exist.
@@ -65,11 +78,20 @@ class CheckpointConfig:
     enc_mode: str = "AES-GCM"
     exception_save: bool = False
     crc_check: bool = False
+    incremental: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("save_checkpoint_steps", "save_checkpoint_seconds"):
+        for name in _NUMBERS:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, 0)
             checks.whole_number(f"CheckpointConfig.{name}", getattr(self, name), 0)
-        checks.whole_number("CheckpointConfig.keep_checkpoint_max", self.keep_checkpoint_max, 1)
+        if not self.keep_checkpoint_max:
+            if self.keep_checkpoint_per_n_minutes:
+                raise ConfigError(
+                    "CheckpointConfig.keep_checkpoint_per_n_minutes: the newest "
+                    "keep_checkpoint_max are kept, got 0 of them. Give keep_checkpoint_max."
+                )
+            object.__setattr__(self, "keep_checkpoint_max", 1)
         if not self.save_checkpoint_steps and not self.save_checkpoint_seconds:
             raise ConfigError(
                 "CheckpointConfig: it needs an interval, got save_checkpoint_steps=0 and "
@@ -164,6 +186,20 @@ class SavesModel:
         self._at = 0.0
 
     def on_fit_begin(self, run: Run) -> None:
+        shard = run.learner.shard
+        with shard.together():
+            store = open_store(self._path)
+            refuse_others(store)  # keep_checkpoint_max would remove them
+            num_earlier = len(store.folders())
+        if num_earlier and run.model.parent is None and shard.is_first:
+            log.warning(
+                "ModelCheckpoint: %s holds %d checkpoints of another training, and "
+                "keep_checkpoint_max=%d removes them; load the newest by model.engine.restore(path)"
+                ", or give a prefix of its own",
+                self._path,
+                num_earlier,
+                self._config.keep_checkpoint_max,
+            )
         self._looked = run.step
         self._at = run.clock()
 
@@ -182,7 +218,10 @@ class SavesModel:
             self._save(run)
 
     def on_fit_end(self, run: Run) -> None:
-        if run.error is None and run.step != self._step:
+        is_whole = run.ending is None or run.ending.whole
+        # after an error of one rank, the others would not save
+        saves = run.error is None or (is_whole and run.learner.shard.size == 1)
+        if saves and run.step != self._step:
             self._save(run)
 
     def _save(self, run: Run) -> None:

@@ -138,8 +138,18 @@ class MapParameter(nn.Module):
             value_tensor = _values("MapParameter.value_tensor", value_tensor)
             value_shape = value_tensor.shape[1:]
         self.value_shape = (1,) if value_shape is None else _shape(value_shape)
+        self.key_dtype = torch.int32 if key_dtype is None else key_dtype
+        self.value_dtype = torch.float32 if value_dtype is None else value_dtype
+        self.default_value = default_value
+        self.permit_filter_value = permit_filter_value
+        self.evict_filter_value = evict_filter_value
         self._has_own_name = name is not None
         self._has_own_rule = rule is not None
+        self._memory: dict[str, Any] = {
+            "admission_bytes": admission_bytes,
+            "vocab_cache_size": vocab_cache_size,
+            "ssd_data_path": ssd_data_path,
+        }
         table = _table(
             NAME if name is None else name,
             self.value_shape,
@@ -151,7 +161,6 @@ class MapParameter(nn.Module):
         )
         self.embedding = Embedding(table)
         self.reader = ChangeReader(table, own_rows=True)
-        self._evict_steps = evict_filter_value
         self._lookups = (0, 0)  # the step of the table, and the lookups that count since then
         table.requires_grad_(requires_grad)
         if key_tensor is not None:
@@ -166,6 +175,11 @@ class MapParameter(nn.Module):
     def name(self) -> str:
         """The name of the table."""
         return self.table.name
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the values are trained."""
+        return not self.table.frozen
 
     def __len__(self) -> int:
         return len(self.table)
@@ -317,6 +331,30 @@ class MapParameter(nn.Module):
             self.erase(erased)
         self.put(keys, values)
 
+    def clone(self, init: Any = "same") -> MapParameter:
+        """Return a parameter without keys that is made as this one.
+
+        Args:
+            init: its `default_value`; "same": that of this one.
+        """
+        config = self.table.config
+        return MapParameter(
+            self.key_dtype,
+            self.value_dtype,
+            self.value_shape,
+            default_value=self.default_value if init == "same" else init,
+            permit_filter_value=self.permit_filter_value,
+            evict_filter_value=self.evict_filter_value,
+            name=self.name if self._has_own_name else None,
+            requires_grad=self.requires_grad,
+            rule=config["rule"] if self._has_own_rule else None,
+            **self._memory,
+        )
+
+    def set_param_ps(self, init_in_server: bool = False) -> None:
+        """Log that there is no parameter server: the processes that train hold the values."""
+        ARGUMENTS.log_no_effect("MapParameter.set_param_ps")
+
     def settle(self, name: str, rule: Rule | None) -> None:
         """Give the table its place in the network as name, and the rule of the optimizer.
 
@@ -356,13 +394,13 @@ class MapParameter(nn.Module):
     def _warn_ageless(self) -> None:
         """Log that no key gets older while keys are looked up and no step trains the values."""
         step, lookups = self._lookups
-        if step != self.table.step or lookups <= self._evict_steps:
+        if step != self.table.step or lookups <= self.evict_filter_value:
             return
         log.warning(
             "MapParameter %r: evict_filter_value=%d counts training steps, got %d lookups after "
             "training step %d, so that no key became older. Train the values, or call erase(keys)",
             self.name,
-            self._evict_steps,
+            self.evict_filter_value,
             lookups,
             step,
         )

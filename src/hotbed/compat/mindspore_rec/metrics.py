@@ -1,42 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MindSpore's names of metrics, and those of Hotbed that they stand for."""
+"""MindSpore's metrics: their names, those of Hotbed that they stand for, and their base class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hotbed.compat.mindspore_rec.tensor import with_asnumpy
+from hotbed.config import kind_of
 from hotbed.errors import ConfigError
-from hotbed.metrics import Metric
+from hotbed.metrics import Accuracy
+from hotbed.metrics import Metric as EngineMetric
 
-__all__ = ["translated"]
+__all__ = ["Metric", "TopKCategoricalAccuracy", "rearrange_inputs", "translated"]
 
 LOSS = "loss"
-NAMES = {"acc": "accuracy", "top_1_accuracy": "accuracy", "F1": "f1"}
+NAMES = {"acc": "accuracy", "F1": "f1"}
 """MindSpore's name -> Hotbed's; those that are not here are the same in both, or of one only."""
+TOP = {"top_1_accuracy": 1, "top_5_accuracy": 5}
+"""MindSpore's name of an accuracy of classes -> how many of the highest scores count."""
 
-RANKS = "accuracies are of the class with the highest score"
+NO_NUMBER = "it is not a number"
 OTHER_TASKS = "it measures another task than a score for each sample"
 MISSING = {
     "bleu_score": OTHER_TASKS,
-    "confusion_matrix": "it is not a number",
+    "confusion_matrix": NO_NUMBER,
+    "confusion_matrix_metric": NO_NUMBER,
     "cosine_similarity": OTHER_TASKS,
     "dice": OTHER_TASKS,
     "hausdorff_distance": OTHER_TASKS,
     "mean_surface_distance": OTHER_TASKS,
     "occlusion_sensitivity": OTHER_TASKS,
     "perplexity": OTHER_TASKS,
-    "roc_curve": "it is not a number",
+    "roc": NO_NUMBER,
+    "roc_curve": NO_NUMBER,
     "root_mean_square_distance": OTHER_TASKS,
-    "top_5_accuracy": RANKS,
-    "topk": RANKS,
+    "topk": "its name does not say k: give TopKCategoricalAccuracy(k)",
 }
 """MindSpore's names that have no counterpart, and why."""
 
 
+class Metric(ABC):
+    """Base of a program's metrics: define `clear`, `update` and `eval`.
+
+    `update` gets tensors with `asnumpy()`: prediction and label, or with `set_indexes` all outputs
+    of the evaluation, of which `rearrange_inputs` picks.
+    """
+
+    _indexes: list[int] | None = None
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all samples."""
+
+    @abstractmethod
+    def update(self, *inputs: Any) -> None:
+        """Add a batch."""
+
+    @abstractmethod
+    def eval(self) -> Any:
+        """Return the metric of all samples since `clear`."""
+
+    @property
+    def indexes(self) -> list[int] | None:
+        """What `set_indexes` was given; None = nothing."""
+        return self._indexes
+
+    def set_indexes(self, indexes: list[int]) -> Metric:
+        """Choose outputs of the evaluation by their positions; return self."""
+        if not isinstance(indexes, list) or not all(type(index) is int for index in indexes):
+            raise ConfigError(
+                f"set_indexes: must be a list of integers, got {indexes!r:.60}. Give positions "
+                "such as [1, 2]."
+            )
+        self._indexes = indexes
+        return self
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the metric of these inputs alone."""
+        self.clear()
+        self.update(*inputs)
+        return self.eval()
+
+
+def rearrange_inputs(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `update` of a metric get the inputs that `set_indexes` chose, in that order."""
+
+    @functools.wraps(update)
+    def rearranged(self: Any, *inputs: Any) -> Any:
+        if self.indexes:
+            inputs = tuple(inputs[index] for index in self.indexes)
+        return update(self, *inputs)
+
+    return rearranged
+
+
+def TopKCategoricalAccuracy(k: int) -> Accuracy:
+    """Return the share of samples whose label is among the k classes with the highest scores."""
+    return Accuracy(top=k)
+
+
 def translated(metrics: Any, *, reports_loss: bool) -> Any:
-    """Return the metrics of `RecModel` with Hotbed's names.
+    """Return the metrics of `RecModel` by the names that the program gave them.
 
     Hotbed always reports the loss under "loss", so the loss is left out of the metrics.
 
@@ -49,24 +116,34 @@ def translated(metrics: Any, *, reports_loss: bool) -> Any:
     """
     if isinstance(metrics, str):
         metrics = {metrics}
-    if isinstance(metrics, Mapping):
-        named = {name: _translated(metric) for name, metric in metrics.items()}
-        for name in [name for name, metric in named.items() if metric == LOSS]:
-            _check_loss(name, reports_loss=reports_loss)
-            del named[name]
-        return named or None
-    if not isinstance(metrics, set | frozenset | list | tuple):
+    if isinstance(metrics, set | frozenset | list | tuple):
+        metrics = _named(metrics)
+    if not isinstance(metrics, Mapping):
         return metrics
-    if LOSS in metrics:
-        _check_loss(LOSS, reports_loss=reports_loss)
-    return [_translated(metric) for metric in sorted(metrics, key=str) if metric != LOSS] or None
+    named = {name: _translated(metric) for name, metric in metrics.items()}
+    for name in [name for name, metric in named.items() if metric == LOSS]:
+        _check_loss(name, reports_loss=reports_loss)
+        del named[name]
+    return named or None
+
+
+def _named(metrics: Iterable[Any]) -> dict[str, Any]:
+    """Return metrics of a set by their names, or those of their classes."""
+    return {
+        metric if isinstance(metric, str) else kind_of(type(metric)): metric
+        for metric in sorted(metrics, key=str)
+    }
 
 
 def _translated(metric: Any) -> Any:
-    if isinstance(metric, Metric):
+    if isinstance(metric, EngineMetric):
         return metric
+    if isinstance(metric, set | frozenset | list | tuple):  # those of a label
+        return {name: _translated(each) for name, each in _named(metric).items()}
     if not isinstance(metric, str):
         return OfProgram(metric) if callable(getattr(metric, "update", None)) else metric
+    if metric in TOP:
+        return TopKCategoricalAccuracy(TOP[metric])
     if metric in MISSING:
         raise ConfigError(
             f"metrics: {metric!r} of MindSpore has no counterpart, because {MISSING[metric]}. "

@@ -15,7 +15,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
-from hotbed.compat.mindspore_rec.metrics import translated
+from hotbed.compat.mindspore_rec.metrics import LOSS, translated
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.config import did_you_mean
 from hotbed.data.dataset import Dataset
@@ -66,7 +66,7 @@ class RecModel:
             the rows of `HashEmbeddingLookup` and `MapParameter`, those of a batch at a time. None:
             the network runs backward and updates itself.
         metrics: a set of names, or a dict of name to metric. MindSpore's names `loss`, `acc` and
-            `F1` are taken, too; the loss is reported anyway.
+            `F1` are taken, too; the loss is reported anyway, as the last result.
         eval_network: what evaluation runs; None: `network` with `loss_fn`.
         eval_indexes: None, or three positions in the outputs of `eval_network`: loss, prediction,
             label.
@@ -229,7 +229,7 @@ class RecModel:
             _check_sink_mode(sink_mode)
         sinks = bool(dataset_sink_mode or valid_dataset_sink_mode)
         ARGUMENTS.log_no_effect("RecModel.dataset_sink_mode", when=sinks)
-        ARGUMENTS.log_no_effect("RecModel.sink_size", when=sink_size != -1)
+        ARGUMENTS.log_no_effect("RecModel.sink_size", when=sinks and sink_size != -1)
         if valid_frequency != 1:
             raise ConfigError(
                 "fit.valid_frequency: each epoch is validated, got "
@@ -268,6 +268,8 @@ class RecModel:
                 adapter.call(event)
         data = self._data_of_ranks("valid_dataset", valid_dataset)
         results = self.engine.evaluate(data, engine_callbacks)
+        if LOSS in results:  # programs take the first value for that of their metric
+            results[LOSS] = results.pop(LOSS)
         args.update(metrics=results, eval_results=results)
         for event in ("epoch_end", "end"):
             for adapter in adapters:
@@ -275,11 +277,12 @@ class RecModel:
         return results
 
     @at("predict")
-    def predict(self, *predict_data: Any) -> Any:
+    def predict(self, *predict_data: Any, backend: None = None) -> Any:
         """Return the predictions of one batch of data; float32 [n], or a dict by label.
 
-        Of several ranks each gets those of its own data.
+        Of several ranks each gets those of its own data. There is one backend, this one.
         """
+        checks.one_of("predict.backend", backend, (None,))
         data = self._data_of_ranks("predict_data", [predict_data])
         predicted = self.engine.predict(data)
         if not isinstance(data, BatchesOfRanks):

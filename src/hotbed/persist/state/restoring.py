@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch import Tensor
 from hotbed.config import build, describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
+from hotbed.optim.held import ROOT
 from hotbed.parallel import at
 from hotbed.persist.container.format import Reader
 from hotbed.persist.state.checkpoint import State
 from hotbed.persist.state.network import load_network, load_optimizer, network_misfit, read_tensors
 from hotbed.persist.state.resume import Meaning, compare, meaning
 from hotbed.persist.state.tables import check_rows, load_table
+
+log = logging.getLogger("hotbed.persist")
 
 
 @at("restore")
@@ -100,14 +104,17 @@ def _checked(
 def _load_optimizers(
     reader: Reader, state: State, tensors: Mapping[str, Tensor], accepted: set[str]
 ) -> None:
+    folder = reader.folder
     dense = reader.manifest.dense
     optimizers: Mapping[str, Any] = {} if dense is None else dense.optimizers
     for name, optimizer in state.optimizers.items():
-        if optimizer is not None and name in optimizers:
+        if name.startswith(ROOT) and name not in optimizers:
+            log.warning("%s: it does not hold the optimizer %s, which begins anew", folder, name)
+        elif optimizer is not None and name in optimizers:
             try:
                 load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
             except PersistError as error:
-                raise PersistError(f"{reader.folder}: {error}") from error
+                raise PersistError(f"{folder}: {error}") from error
 
 
 def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:

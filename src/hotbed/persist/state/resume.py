@@ -41,6 +41,7 @@ FIELDS: tuple[tuple[str, Decision], ...] = (
     ("optimizer.*", "keep"),
     ("optimizers.*.lr", "accept"),
     ("optimizers.*", "keep"),
+    ("lookups.*.max_norm", "accept"),
     ("metrics", "accept"),
     ("metrics.*", "accept"),
     ("amp_level", "accept"),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hotbed.embedding.modules import device_of
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.optim.held import optimizers_of, schedules_of
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
@@ -107,6 +108,11 @@ class StepLearner:
         self._scaler: torch.amp.GradScaler | None = None
         if self.precision.scaled and dense is not None:
             self._scaler = torch.amp.GradScaler(self.device.type)
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
+        """The optimizers by their names in a checkpoint; None: there is no such part."""
+        return {"dense": self.dense, "sparse": self.sparse}
 
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
@@ -254,7 +260,8 @@ class StepLearner:
 class SelfUpdating:
     """A network that runs backward and updates itself (`optimizer=None`).
 
-    The loop calls its forward only. Of several outputs, the first is the loss.
+    The loop calls its forward only. Of several outputs, the first is the loss. Optimizers and
+    schedules that are attributes of its modules are part of its state.
     """
 
     def __init__(self, network: nn.Module, criterion: Criterion | None) -> None:
@@ -270,6 +277,11 @@ class SelfUpdating:
         self.outputs: Any = None
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
         self._unchanged = Unchanged(network)
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The optimizers that the network holds, by their names in a checkpoint."""
+        return optimizers_of(self.network)
 
     def begin(self) -> None:
         """Begin a training."""
@@ -312,9 +324,14 @@ class SelfUpdating:
         return loss
 
     def state(self) -> dict[str, Any]:
-        return {}
+        """Return the states of the schedules that the network holds, by path."""
+        schedules = schedules_of(self.network)
+        return {path: schedule.state_dict() for path, schedule in schedules.items()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for path, schedule in schedules_of(self.network).items():
+            if path in state:
+                schedule.load_state_dict(dict(state[path]))
 
     def backward(self, loss: Tensor) -> None: ...
 
