@@ -8,8 +8,8 @@ PEERS ?= ../shared/peers
 EXAMPLE_DATA ?= ../shared/data
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
-# One more than there are cores: tests of brokers and of killed processes wait for a third of their time.
-WORKERS ?= $(shell expr $(JOBS) + 1)
+# Two more than there are cores: tests of brokers and of killed processes wait for a third of their time.
+WORKERS ?= $(shell expr $(JOBS) + 2)
 # Warnings of our own compiler are errors in CI; a stranger's newer compiler must not stop a build.
 WERROR ?= $(if $(CI),ON,OFF)
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
