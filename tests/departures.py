@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,8 @@ from hotbed.parallel import Ranks, roll_call
 
 TIMEOUT = 20
 """Seconds that a call waits: no call of these tests does, but those that say so."""
+OTHER = 3
+"""How many calls further the other call is in which a rank fails."""
 
 Call = Callable[[], Any]
 End = tuple[str, float]
@@ -25,7 +28,7 @@ End = tuple[str, float]
 
 def ends_of(
     make: Callable[[], Mapping[str, tuple[Call, Call]]],
-    num_calls: int,
+    numbers: Iterable[int],
     folder: str,
     rank: int,
     way: str,
@@ -37,10 +40,11 @@ def ends_of(
 
     Args:
         make: returns each call by its name, and the same call with a mistake.
-        num_calls: how many these are.
+        numbers: of the calls that are made.
         folder: of all ranks.
         rank: which fails.
-        way: "value": by the mistake; "interrupt": by one before its first message.
+        way: "value": by the mistake; "interrupt": by one before its first message; "other": by the
+            mistake of another call.
     """
     os.environ |= {"HOTBED_RANKS_TIMEOUT": str(TIMEOUT), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     here = int(os.environ["RANK"])
@@ -48,11 +52,14 @@ def ends_of(
     store = torch.distributed.TCPStore(*place, is_master=here == 0, wait_for_workers=False)
     ends = {}
     with patch.object(roll_call, "WATCH_SECONDS", 0.1):
-        for number in range(num_calls):
+        for number in numbers:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
-            name, (call, mistake) = list(make().items())[number]
+            calls = list(make().items())
+            name, (call, mistake) = calls[number]
+            if way == "other":
+                _, (_, mistake) = calls[(number + OTHER) % len(calls)]
             if here == rank:
-                call = mistake if way == "value" else functools.partial(_interrupted, call)
+                call = functools.partial(_interrupted, call) if way == "interrupt" else mistake
             ends[name] = _end(call)
             (Path(folder) / f"{number}-{here}").touch()
             while len(list(Path(folder).glob(f"{number}-*"))) < int(os.environ["WORLD_SIZE"]):
@@ -83,8 +90,12 @@ def check_ends(ends: Sequence[Mapping[str, End]], rank: int) -> None:
     for name, (own, _) in ends[rank].items():
         for number, of_rank in enumerate(ends):
             error, seconds = of_rank[name]
-            lost = f"rank {rank} has left this call by an error, got {own.rstrip('.')}. All ranks"
-            is_told = lost in error or error == own  # a block of all ranks raises it on all
+            reason = re.escape(own.rstrip("."))
+            lost = rf"rank {rank} has left [\w. ]+ by an error, got {reason}\. All ranks"
+            # a block of all ranks raises it on all; another call may have met theirs before it
+            is_told = error == own or re.search(
+                f"{lost}|make the same calls .* rank {rank} in", error
+            )
             if not (own and is_told and seconds < TIMEOUT / 2):
                 wrong[name, number] = (own, error, seconds)
     assert not wrong, wrong

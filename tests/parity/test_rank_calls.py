@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -371,8 +372,8 @@ def test_an_error_of_one_rank_that_lives_on_ends_the_others_at_once_by_its_name(
         if number == rank:
             assert error == own
         else:
-            lost = rf"RankLost: ranks: rank {number} in [^:]*: rank {rank} has left this call by an"
-            assert re.match(f"{lost} error, got {own}. All ", error), error
+            lost = rf"RankLost: ranks: rank {number} in [^:]*: rank {rank} has left \w+ by an error"
+            assert re.match(f"{lost}, got {own}. All ", error), error
             assert seconds < TIMEOUT / 2
 
 
@@ -419,18 +420,26 @@ def calls_and_mistakes(folder: str) -> dict[str, tuple[Callable[..., Any], Calla
     return {name: (call, wrong[name]) for name, call in calls.items()}
 
 
-def fails_first(folder: str, rank: int, way: str) -> dict[str, End]:
-    return ends_of(lambda: calls_and_mistakes(folder), NUM_CALLS, folder, rank, way)
+def fails_first(folder: str, rank: int, way: str, step: int) -> dict[str, End]:
+    numbers = range(0, NUM_CALLS, step)
+    return ends_of(lambda: calls_and_mistakes(folder), numbers, folder, rank, way)
 
 
 @pytest.mark.parametrize(
-    ("rank", "way"), [(0, "value"), pytest.param(1, "interrupt", marks=pytest.mark.soak)]
+    ("rank", "way", "step"),
+    [
+        (0, "value", 1),
+        (1, "other", 5),
+        pytest.param(0, "other", 1, marks=pytest.mark.soak),
+        pytest.param(1, "interrupt", 1, marks=pytest.mark.soak),
+    ],
 )
 def test_an_error_before_the_first_message_of_a_call_ends_the_others_at_once(
-    rank: int, way: str, tmp_path: Path
+    rank: int, way: str, step: int, tmp_path: Path
 ) -> None:
-    ends = ranks_of(fails_first, 2, str(tmp_path), rank, way)
-    assert len(ends[rank]) == NUM_CALLS
+    """Also where these wait in another call; `step`: every how manyth call is made."""
+    ends = ranks_of(fails_first, 2, str(tmp_path), rank, way, step)
+    assert len(ends[rank]) == len(range(0, NUM_CALLS, step))
     check_ends(ends, rank)
 
 
@@ -471,9 +480,13 @@ def test_ranks_wait_for_one_that_makes_the_call_again(tmp_path: Path) -> None:
     assert second == [refused, "no error", "", "no error", refused, "no error"]
 
 
-def caught(folder: str) -> list[str]:
-    """Catch an error of the first rank at the end of a call; the others come to the next late."""
-    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+def fails_at_the_end(folder: str, how: str) -> str:
+    """Let the first rank have an error at the end of a call, and return how the next one ends.
+
+    `how`: what becomes of the error: "caught", and the first rank comes late; "uncaught", and its
+    process lives on; or the first rank is "away" until the others have waited for too long.
+    """
+    os.environ["HOTBED_RANKS_TIMEOUT"] = "2" if how == "away" else str(TIMEOUT)
     model = model_of()
     is_first = os.environ["RANK"] == "0"
     end = model.learner.end
@@ -482,15 +495,33 @@ def caught(folder: str) -> list[str]:
         end()
         print(1 // 0)
 
-    with (
-        patch.object(model.learner, "end", end_and_fail) if is_first else nullcontext(),
-        suppress(ZeroDivisionError),
-    ):
-        model.fit([batch()], progress=False)
-    if is_first:
-        time.sleep(2)
-    return [error_of(lambda: model.save(f"{folder}/saved"))]
+    try:
+        with patch.object(model.learner, "end", end_and_fail) if is_first else nullcontext():
+            model.fit([batch()], progress=False)
+    except ZeroDivisionError as error:
+        if how == "uncaught":
+            sys.excepthook(type(error), error, error.__traceback__)
+        time.sleep(2 if how == "caught" else 4)
+        if how != "caught":
+            return ""
+    return error_of(lambda: model.save(f"{folder}/saved"))
 
 
-def test_ranks_wait_for_one_that_has_left_the_call_before(tmp_path: Path) -> None:
-    assert ranks_of(caught, 2, str(tmp_path)) == [["no error"]] * 2
+REASON = "has left {} by an error, got ZeroDivisionError: integer division or modulo by zero"
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("caught", "no error"),
+        ("uncaught", f"rank 0 {REASON.format('the program')}. All"),
+        ("away", f"rank 0 was lost, got .*; rank 0 {REASON.format('fit')}, in the call before. "),
+    ],
+)
+def test_ranks_wait_for_one_that_has_left_the_call_before_unless_it_left_the_program(
+    how: str, expected: str, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    _, error = ranks_of(fails_at_the_end, 2, str(tmp_path), how)
+    assert re.search(expected, error), error
+    assert time.monotonic() - began < TIMEOUT / 2

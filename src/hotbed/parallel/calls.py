@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import TracebackType
 
 from hotbed.errors import ConfigError, RankLost
 from hotbed.parallel.world import trains_together
@@ -106,8 +108,29 @@ def _report(error: BaseException) -> None:
         number += 1
         PLACE.failures += 1
         failures = PLACE.failures
-    line = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-    report_departure(Departure(number, failures, PLACE.call, line))
+    report_departure(Departure(number, failures, PLACE.call, _brief(error)))
+
+
+@cache
+def report_uncaught_errors() -> None:
+    """From now on, report an error that nothing catches: this rank comes to no further call.
+
+    Its process may live on, such as for a thread of the program.
+    """
+    show = sys.excepthook
+
+    def show_and_report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        if not isinstance(error, RankLost):
+            report_departure(Departure(None, 0, "the program", _brief(error)))
+
+    sys.excepthook = show_and_report
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
 @dataclass(frozen=True)

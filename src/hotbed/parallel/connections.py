@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError
 
-from .calls import PLACE
+from .calls import PLACE, report_uncaught_errors
 from .roll_call import report_departure
 
 TIMEOUT = "HOTBED_RANKS_TIMEOUT"
@@ -119,6 +119,7 @@ def _begin_calls() -> None:
     """Forget the calls over earlier connections, of which the store may keep a departure."""
     PLACE.begin()
     report_departure(None)
+    report_uncaught_errors()
 
 
 def _check_environment() -> None:

@@ -25,7 +25,7 @@ from hotbed.parallel.world import trains_together
 from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
 from .connections import call_timeout, connect, connect_again, shut
 from .log_lines import name_rank_in_logs
-from .roll_call import WATCH, WatchedCall, absent_ranks, departures, report_departure
+from .roll_call import WATCH, Departure, WatchedCall, absent_ranks, departures, report_departure
 from .software import software
 from .traffic import Traffic
 
@@ -111,6 +111,10 @@ class Ranks:
         name_rank_in_logs(dist.get_rank())
         return cls(group, PLACE)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """Return these ranks: a copy of a model has the same connections."""
+        return self
+
     def another(self) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
         return Ranks(connect_again(call_timeout()))
@@ -132,12 +136,12 @@ class Ranks:
 
     def _lost(self, wait: WatchedCall, error: RuntimeError) -> RankLost:
         """Return why a wait has ended without the message of another rank."""
-        left: dict[int, str] | None = {}
+        left: dict[int, Departure] | None = {}
         if self.place is PLACE:
             left = wait.left or self._left()
         if left:
             rank = min(left)
-            reason = f"rank {rank} has left this call by an error, got {left[rank].rstrip('.')}"
+            reason = f"rank {rank} {left[rank]}"
         else:
             reason = self._loss(error)
         last = "none" if self._last is None else self._last.place
@@ -146,24 +150,29 @@ class Ranks:
             f"{last}. The newest state stays: start the same command again."
         )
 
-    def _left(self) -> dict[int, str] | None:
-        """Return the errors by which others have left the call of the program under way.
+    def _left(self) -> dict[int, Departure] | None:
+        """Return which others have left the call of the program under way by an error.
 
-        None: the process that keeps them is gone.
+        None: the process that keeps that is gone.
         """
         every = departures(self.rank, self.size)
         if every is None:
             return None
-        place = self.place
-        here = (place.number, place.failures, place.call)
-        return {rank: other.error for rank, other in every.items() if other.leaves(*here)}
+        here = (self.place.number, self.place.failures)
+        return {rank: other for rank, other in every.items() if other.leaves(*here)}
 
     def _loss(self, error: RuntimeError) -> str:
         """Return which rank is lost, and how gloo says it."""
         absent = absent_ranks(self.rank, self.size)
         whose = named(absent) if absent else "another rank"
         reason = str(error).partition("\n")[0][:200]
-        return f"the connection to {whose} was lost, got {reason}"
+        every = departures(self.rank, self.size) or {}
+        before = [
+            f"; rank {rank} {every[rank]}, in the call before"
+            for rank in absent
+            if rank in every and every[rank].number == self.place.number - 1
+        ]
+        return f"the connection to {whose} was lost, got {reason}{''.join(before)}"
 
     def meet(self, call: RankCall, parts: Sequence[Tensor]) -> list[Tensor]:
         """Send each rank its part; return what each of them sent here: they all make this call.

@@ -73,27 +73,32 @@ class Departure:
     """A call of the program that an error has ended on one rank.
 
     Attributes:
-        number: of the call, as that of `Place`.
+        number: of the call, as that of `Place`; None = the error has ended the program.
         failures: calls that have ended so since the ranks met last, this one included; 0 = they had
             met in this call.
         call: its name.
         error: which has ended it.
     """
 
-    number: int
+    number: int | None
     failures: int
     call: str
     error: str
 
-    def leaves(self, number: int, failures: int, call: str) -> bool:
-        """Return whether a rank in this call waits in vain for the rank that has left.
+    def leaves(self, number: int, failures: int) -> bool:
+        """Return whether a rank in a call of this number waits in vain for the one that left.
 
-        Where the ranks had not met, another rank may have had the same error in the same call, and
-        be in the next one, to which the first will come.
+        Where the ranks had not met, another rank may have had an error of its own as often, and be
+        in the next call, to which the first will come.
         """
+        if self.number is None:
+            return True
         if self.failures:
-            return self.number == number and self.failures > failures and self.call == call
+            return self.number == number and self.failures > failures
         return self.number >= number
+
+    def __str__(self) -> str:
+        return f"has left {self.call} by an error, got {self.error.rstrip('.')}"
 
 
 def report_departure(departure: Departure | None) -> None:
@@ -146,17 +151,17 @@ class WatchedCall:
     """A call that waits for other ranks.
 
     Attributes:
-        find: returns the errors by which other ranks have left this call; None: the process that
-            keeps them is gone.
+        find: returns which ranks have left this call by an error; None: the process that keeps
+            that is gone.
         end: ends the wait.
         began: when it began, by the monotonic clock.
         left: what `find` has returned.
     """
 
-    find: Callable[[], dict[int, str] | None]
+    find: Callable[[], dict[int, Departure] | None]
     end: Callable[[], None]
     began: float = field(default_factory=time.monotonic)
-    left: dict[int, str] | None = field(default_factory=dict)
+    left: dict[int, Departure] | None = field(default_factory=dict)
 
 
 class Watch:
