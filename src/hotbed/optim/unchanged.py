@@ -33,14 +33,15 @@ class LeftOut:
 
     def __init__(self, network: nn.Module, stepped: list[nn.Parameter]) -> None:
         self._network = network
-        self._stepped = {id(parameter) for parameter in stepped}
+        self._stepped = stepped
         self._logged: set[str] = set()
 
     def look(self) -> None:
         """Log those that were not logged yet; parameters may be unfrozen between two trainings."""
         names = []
+        stepped = {id(parameter) for parameter in self._stepped}
         for name, parameter in _trained(self._network):
-            if id(parameter) not in self._stepped and name not in self._logged:
+            if id(parameter) not in stepped and name not in self._logged:
                 names.append(name)
         if not names:
             return

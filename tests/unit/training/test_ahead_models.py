@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -383,6 +384,32 @@ def test_a_stream_of_a_dataset_gives_the_same_bits(ways: str) -> None:
         assert len(points) == STEPS
         results.append((contents(network), points))
     assert results[0] == results[1]
+
+
+def make_own() -> hb.RecModel:
+    torch.manual_seed(3)
+    schema = dataset().schema
+    tables = hb.make_tables(schema, 4, evict=hb.Lru(1024))
+    return hb.RecModel(hb.models.DNN(schema, tables, hidden=[4]), "bce", "adam")
+
+
+@pytest.mark.parametrize("make", [make_model, make_own])
+def test_a_copy_of_a_model_that_was_trained_ahead_learns_as_the_model_does(
+    make: Callable[[], hb.RecModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    data = hb.Ahead(dataset(), depth=2, torch_threads=1)
+    model.fit(data, max_steps=8, progress=False)
+    caplog.clear()
+    twin = copy.deepcopy(model)
+    digests = []
+    for each in (model, twin):
+        each.fit(data, max_steps=8, progress=False)
+        each.save(tmp_path / "state")
+        state = hb.checkpoints.open_checkpoint(tmp_path / "state")
+        digests.append(hb.checkpoints.content_digest(state))
+    assert digests[0] == digests[1]
+    assert not caplog.records
 
 
 class Clock:

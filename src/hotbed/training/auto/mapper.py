@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections import Counter
@@ -55,6 +56,10 @@ class ModelMapper:
         self._maps: tuple[str, ...] = ()  # paths of the lookups that are mapped
         self._calls: Counter[str] = Counter()  # of these, in one forward pass
         self._performed: dict[str, int] | None = None  # lookups before the example under way
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelMapper:
+        """Return the mapper of a copied model, which has mapped nothing yet."""
+        return ModelMapper(copy.deepcopy(self._state, memo))
 
     def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._is_ahead = ahead

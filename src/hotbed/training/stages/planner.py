@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -39,6 +41,10 @@ class Planner:
         self._last = Plans({})
         self._foresees = False
         self._queue: MapQueue | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Planner:
+        """Return the planner of a copied network, which has mapped nothing yet."""
+        return Planner(copy.deepcopy(self._lookups, memo))
 
     @staticmethod
     def of(network: nn.Module) -> Planner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -76,11 +76,7 @@ class RankLearner(GrainLearner):
         keep_own_rows({table.name: table for table in self._tables}, self.shard)
         self._asked: AskedIds | None = None
         self._mapper = RankMapper(
-            self._ranks,
-            self._placement,
-            self._lookups,
-            lambda tables, batch, values: self._ask(tables, batch, values, logs=True),
-            self._values,
+            self._ranks, self._placement, self._lookups, partial(self._ask, logs=True), self._values
         )
         self.planner = self._mapper
         self._count_anew()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
@@ -20,7 +21,7 @@ from hotbed.training.stages.network import NetworkLookups
 from .planner import obstacle_of
 
 Ask = Callable[[TableExchange, Batch, Mapping[str, Any]], AskedIds]
-"""Ask for the ids of a batch; the values must be equal on all ranks."""
+"""Ask for the ids of a batch, to be taken back; the values must be equal on all ranks."""
 Statistics = dict[str, dict[str, int]]
 NOTHING = torch.empty(0, dtype=torch.int64)
 GRACE_SECONDS = 5
@@ -87,6 +88,11 @@ class RankMapper:
         self._waiting: deque[Question] = deque()
         self._error: Exception | None = None  # of a question of this pass
         self.sent_bytes = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankMapper:
+        """Return the mapper of a copied learner, with a thread and connections of its own."""
+        parts = (self._lookups, self._ask, self._values_of)
+        return RankMapper(self._ranks, self._placement, *copy.deepcopy(parts, memo))
 
     def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._is_ahead = ahead
