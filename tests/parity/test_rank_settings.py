@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -173,6 +174,18 @@ def steps(change: Callable[[hb.RecModel], Any], other: int, **options: Any) -> N
     model.step(batch())
 
 
+def edited(call: Callable[[hb.Table], Any], other: int, then: str = "step") -> None:
+    """Learn a step; change the rows of a table on one rank; then learn, score or save."""
+    model = model_of(metrics={"auc"})
+    model.step(batch())
+    if other:
+        call(model.tables["user"])
+    if then == "save":
+        model.save("edited")
+    else:
+        getattr(model, then)([batch()] if then == "evaluate" else batch())
+
+
 def freeze_dense(model: hb.RecModel) -> None:
     next(iter(hb.dense_parameters(model.network))).requires_grad_(False)
 
@@ -254,6 +267,28 @@ Differ = Callable[[int], Any]
 BCE = hb.losses.BCE
 TORCH_BCE = nn.BCEWithLogitsLoss
 CALLBACKS = hb.callbacks
+NO_GRADS = np.zeros((1, 2), np.float32)
+EDITS: dict[str, Callable[[hb.Table], Any]] = {
+    "update": lambda table: table.update(np.array([-1]), NO_GRADS),
+    "evict": lambda table: table.evict(5),
+    "discard": lambda table: table.discard([3]),
+    "load": lambda table: table.load([]),
+    "load_scalars": lambda table: table.load_scalars(table.scalars()),
+    "clear": lambda table: table.clear(),
+    "load_candidates": lambda table: table.load_candidates([]),
+    "load_sketch": lambda table: table.load_sketch([]),
+}
+"""Every method of a table that changes rows of this process alone, with the least that it does."""
+OTHER_METHODS = {
+    "compared otherwise": {"remove", "set_default", "set_min_count", "requires_grad_"},
+    "of ids that are here": {"find_or_insert", "load_rows", "sweep"},
+    "reads": {
+        "candidates", "completed", "export", "find", "gather", "like",
+        "lookup", "scalars", "sketch", "snapshot", "track", "watch_admission", "watch_capacity",
+        "watch_rate",
+    },
+}  # fmt: skip
+SAVED = functools.partial(edited, EDITS["discard"], then="save")
 OTHERS: dict[str, tuple[Differ, str]] = {
     "rate": (lambda n: fit(model_of(rate=0.1 + n)), r"table 'user' \[.*lr=0\.1.*lr=1\.1"),
     "epochs": (
@@ -343,6 +378,10 @@ OTHERS: dict[str, tuple[Differ, str]] = {
         r"warm_start\.optimizer_state \[False,.* True\]",
     ),
     "moment of a warm start": (lambda n: warm(now=n), r"warm_start\.now \[0,.* 1\]"),
+    "rows that are scored": (
+        functools.partial(edited, EDITS["clear"], then="evaluate"),
+        r"rows of table 'user' changed by \['none',.* 'clear, digest \w+'\]",
+    ),
     "exported state": (
         lambda n: model_of().export("exported", state="saved" if n else None),
         r"export\.state \[None,.* 'saved'\]",
@@ -357,6 +396,13 @@ OTHERS: dict[str, tuple[Differ, str]] = {
     ),
 }
 STEPS: dict[str, tuple[Differ, str]] = {
+    **{
+        name: (
+            functools.partial(edited, call),
+            rf"rows of table 'user' changed by \['none',.* '{name}\b.*, digest ",
+        )
+        for name, call in EDITS.items()
+    },
     "rates of tables": (
         lambda n: steps(lambda model: setattr(model, "table_learning_rates", 0.5), n),
         r"learning rates \[\[.*\['user'\], 0\.1\).*\['user'\], 0\.5\)",
@@ -421,6 +467,7 @@ def errors(folder: str) -> dict[str, str]:
         "flag": lambda: run.online(job_of(), max_steps=5 + is_last),
         "command": lambda: (run.online if is_last else run.train)(job_of()),
     }
+    calls["save"] = functools.partial(SAVED, int(is_last))
     for name, (differ, _) in {**OTHERS, **STEPS, **SCORED}.items():
         calls[name] = functools.partial(differ, int(is_last))
     found = {}
@@ -470,7 +517,16 @@ def test_ranks_that_differ_are_refused_by_name_on_each(ranks: int, tmp_path: Pat
             if not (is_right and re.search(rf"got {differ}", text)):
                 wrong[name] = text
     assert not wrong, wrong
+    saved = r"PersistError: table 'user': all ranks must make the calls .* \['none',.* 'discard,"
+    assert re.match(saved, found[0]["save"])
     assert not (tmp_path / "state").exists()
+    assert not list(tmp_path.glob("edited/*/MANIFEST.json"))
+
+
+def test_every_method_of_a_table_that_changes_rows_is_compared() -> None:
+    methods = {n for n, value in vars(hb.Table).items() if inspect.isfunction(value)}
+    others = set().union(*OTHER_METHODS.values())
+    assert {name for name in methods if not name.startswith("_")} == EDITS.keys() | others
 
 
 def _texts(cases: dict[str, tuple[Differ, str]]) -> dict[str, str]:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 from .policy import Clock
 
@@ -25,13 +27,67 @@ class DatedTable(Protocol):
         undated: whether some rows may have no time.
     """
 
+    name: str
     timed: bool | None
     undated: bool
 
     @property
+    def needs_times(self) -> bool: ...
+    @property
     def clock(self) -> Clock | None: ...
     def export(self) -> Iterator[pa.RecordBatch]: ...
-    def load(self, batches: Iterable[pa.RecordBatch]) -> None: ...
+    def load_rows(self, batches: Iterable[pa.RecordBatch]) -> None: ...
+
+
+def checked_times(table: DatedTable, time: Any, num_samples: int) -> NDArray[np.int64] | None:
+    """Return the times of a batch as int64 [num_samples], or None.
+
+    A table that counts steps takes batches with times and without.
+
+    Raises:
+        ConfigError: the policies need times and get none, or the table got batches with times
+            and without.
+        RowShapeError: the times are not int64, or not one or [num_samples].
+    """
+    if table.clock == "steps":
+        return None
+    if time is None and table.needs_times:
+        raise ConfigError(
+            f"table {table.name!r}: its eviction needs times, got none. Give the schema a Time "
+            "column, or `time`, or count steps: hb.Ttl(steps=…)."
+        )
+    if table.timed not in (None, time is not None):
+        raise ConfigError(
+            f"table {table.name!r}: batches with and without times cannot be mixed, got "
+            f"time={time!r}. Give times always or never."
+        )
+    if time is None:
+        return None
+    times = np.asarray(time)
+    if times.dtype != np.int64 or times.shape not in ((), (num_samples,)):
+        raise RowShapeError(
+            f"table {table.name!r}: times must be int64 microseconds, one or [{num_samples}], "
+            f"got {times.dtype} {list(times.shape)}. Convert them."
+        )
+    return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
+
+
+def check_clock(table: DatedTable, scalars: Mapping[str, Any]) -> None:
+    """Raise PersistError if a state with these scalars has ages by another clock.
+
+    Steps would be read as microseconds, or microseconds as steps.
+    """
+    if "watermark_step" in scalars:
+        saved = "in steps"
+        differs = table.clock == "time"
+    else:
+        saved = "with times in microseconds"
+        differs = table.clock == "steps" and bool(scalars["timed"])
+    if differs:
+        raise PersistError(
+            f"table {table.name!r}: its state was trained {saved}, got policies that count "
+            f"{table.clock}. Keep the clock of the policies, or load the rows by a warm start."
+        )
 
 
 def take_times(table: DatedTable, times: NDArray[np.int64] | None) -> Callable[[], None]:
@@ -86,6 +142,6 @@ def _set_seen(
         if rows.num_rows:
             number = rows.schema.get_field_index("last_seen")
             times = pa.array(np.full(rows.num_rows, time, np.int64))
-            table.load([rows.set_column(number, "last_seen", times)])
+            table.load_rows([rows.set_column(number, "last_seen", times)])
             ids.append(rows["id"])
     return ids

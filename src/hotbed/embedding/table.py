@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShape
 
 from . import hashing, waiting
 from .dates import NEVER as NEVER
-from .dates import take_times
+from .dates import check_clock, checked_times, take_times
 from .init import Init, Uniform
 from .native import native_table, unpicklable
 from .policy import (
@@ -128,6 +129,7 @@ class Table:
         self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
         self.spread: Spread | None = None  # None: all rows are in this process
+        self.edits = "none"  # calls that changed rows here but for steps: the last, digest of all
         self.native = native_table(self)
 
     def _check(self) -> None:
@@ -379,7 +381,7 @@ class Table:
                 that counts steps does not use it.
         """
         ids = self._own(ids)
-        times = self.check_times(time, len(ids))
+        times = checked_times(self, time, len(ids))
         step = self._map(ids, times, training=True)
         take_times(self, times)
         self.watch_admission()
@@ -453,38 +455,6 @@ class Table:
         columns = kept_columns(self.admit, self.evictions)
         return "last_seen" in columns or "expire_after" in admission_fields(self.admit)
 
-    def check_times(self, time: Any, num_samples: int) -> NDArray[np.int64] | None:
-        """Return the times of a batch as int64 [num_samples], or None.
-
-        A table that counts steps takes batches with times and without.
-
-        Raises:
-            ConfigError: the policies need times and get none, or the table got batches with times
-                and without.
-            RowShapeError: the times are not int64, or not one or [num_samples].
-        """
-        if self.clock == "steps":
-            return None
-        if time is None and self.needs_times:
-            raise ConfigError(
-                f"table {self.name!r}: its eviction needs times, got none. Give the schema a Time "
-                "column, or `time`, or count steps: hb.Ttl(steps=…)."
-            )
-        if self.timed not in (None, time is not None):
-            raise ConfigError(
-                f"table {self.name!r}: batches with and without times cannot be mixed, got "
-                f"time={time!r}. Give times always or never."
-            )
-        if time is None:
-            return None
-        times = np.asarray(time)
-        if times.dtype != np.int64 or times.shape not in ((), (num_samples,)):
-            raise RowShapeError(
-                f"table {self.name!r}: times must be int64 microseconds, one or [{num_samples}], "
-                f"got {times.dtype} {list(times.shape)}. Convert them."
-            )
-        return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
-
     def gather(self, slots: Any) -> NDArray[np.float32]:
         """Return the rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as `default`."""
         slots = self._check_slots(slots)
@@ -531,6 +501,7 @@ class Table:
                 "updated. Look at the loss.",
                 self.name,
             )
+        self._note_edit("update")
         step.apply([_address(sums)], [float(rate)])
 
     def watch_rate(self, rate: float) -> None:
@@ -548,6 +519,11 @@ class Table:
                 self._rate,
             )
             self._rate = 0.0  # logged
+
+    def _note_edit(self, call: str) -> None:
+        """Note a call that changes rows in this process, which all ranks must make; see `edits`."""
+        if self.spread is not None:
+            self.edits = f"{call}, digest {zlib.crc32(f'{self.edits} {call}'.encode()):08x}"
 
     def _check_slots(self, slots: Any) -> NDArray[np.int64]:
         checked = as_ids(slots, "slots")
@@ -572,6 +548,7 @@ class Table:
         moment: Any = self.step if self.clock == "steps" else now
         where = f"table {self.name!r}: now (int64 microseconds)"
         checks.whole_number(where, moment, NEVER, 2**63 - 1)
+        self._note_edit(f"evict({moment})")
         return self._sweep(int(moment), partitions)
 
     def sweep(self, partitions: range = range(PARTITIONS)) -> int:
@@ -645,7 +622,11 @@ class Table:
         return self.discard(ids) if self.spread is None else self.spread.removed(ids, self.discard)
 
     def discard(self, ids: Any) -> int:
-        """Remove the rows of ids that are in this process, and return their number."""
+        """Remove the rows of ids that are in this process, and return their number.
+
+        Of several ranks all call it, each with ids of its own.
+        """
+        self._note_edit("discard")
         return int(self.native.remove(as_ids(ids)))
 
     @property
@@ -663,10 +644,15 @@ class Table:
 
         Ids that have a row are overwritten, others are inserted. A column that is absent changes
         nothing. Under the scopes "all" and "catch_up" rows are up to date at the step that the
-        table has, also after `load_scalars`. Of several ranks each takes the rows that it owns.
-        Raises RowShapeError for columns that do not fit dim and rule, and for numbers that are not
-        finite.
+        table has, also after `load_scalars`. Of several ranks all call it, and each takes the rows
+        that it owns. Raises RowShapeError for columns that do not fit dim and rule, and for numbers
+        that are not finite.
         """
+        self._note_edit("load")
+        self.load_rows(batches)
+
+    def load_rows(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Load rows as `load` does, in a step, which all ranks make in any case."""
         for batch in owned_rows(batches, self.owned):
             place = f"table {self.name!r}"
             self.native.load_rows(flat_rows(batch, self.dim, self.state_width, place))
@@ -695,23 +681,6 @@ class Table:
             scalars["min_count"] = self._min_count
         return scalars
 
-    def check_clock(self, scalars: Mapping[str, Any]) -> None:
-        """Raise PersistError if a state with these scalars has ages by another clock.
-
-        Steps would be read as microseconds, or microseconds as steps.
-        """
-        if "watermark_step" in scalars:
-            saved = "in steps"
-            differs = self.clock == "time"
-        else:
-            saved = "with times in microseconds"
-            differs = self.clock == "steps" and bool(scalars["timed"])
-        if differs:
-            raise PersistError(
-                f"table {self.name!r}: its state was trained {saved}, got policies that count "
-                f"{self.clock}. Keep the clock of the policies, or load the rows by a warm start."
-            )
-
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Load `scalars` into a table whose rows were just loaded.
 
@@ -719,7 +688,9 @@ class Table:
         `frozen` stays as it is if they do not contain it. Raises PersistError if they count ages by
         another clock.
         """
-        self.check_clock(scalars)
+        check_clock(self, scalars)
+        self.edits = "none"  # how rows were loaded before depends on the rank
+        self._note_edit(f"load_scalars(step={scalars['step']})")
         self.timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
         watermark = scalars["watermark"]
@@ -747,7 +718,11 @@ class Table:
         self.frozen = scalars["frozen"]
 
     def clear(self) -> None:
-        """Remove all contents: rows, candidates, counters and watermark."""
+        """Remove all contents: rows, candidates, counters and watermark.
+
+        Of several ranks all call it.
+        """
+        self._note_edit("clear")
         self.timed = None
         self._estimates = False
         self.native = native_table(self)
@@ -767,6 +742,7 @@ class Table:
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load batches from `candidates`."""
+        self._note_edit("load_candidates")
         is_plain = bool(getattr(self.admit, "sketch_bytes", None))
         waiting.load_candidates(self.native, batches, is_plain=is_plain)
 
@@ -779,6 +755,7 @@ class Table:
 
     def load_sketch(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load batches from `sketch`, also of another size, number of bits or generations."""
+        self._note_edit("load_sketch")
         waiting.load_sketch(self.native, batches)
 
     @property

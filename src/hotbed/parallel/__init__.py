@@ -33,7 +33,7 @@ from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
 from .ranks import Ranks, Requirement, digest_of, together
 from .sharded import ShardedLookup
-from .shards import WHOLE, RankShard, Shard
+from .shards import WHOLE, RankShard, Shard, edits_of
 from .software import digest_of_files
 from .traffic import RankWork, Traffic
 
@@ -56,6 +56,7 @@ __all__ = [
     "at",
     "digest_of",
     "digest_of_files",
+    "edits_of",
     "joined",
     "reduced",
     "sum_counters",

@@ -34,6 +34,7 @@ from .halves import joined
 from .ids import AskedIds
 from .placement import Placement
 from .ranks import Ranks
+from .shards import edits_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,7 +117,7 @@ class OwnBatches:
             self._exchanges[layout] = exchange
         num_samples = HostIds(layout.features, inputs).num_samples
         ends = [0] * self._first + [num_samples] * (self._placement.grains - self._first)
-        values = {}
+        values: dict[str, Any] = edits_of(layout.tables)
         if is_shared:
             digests = [_digest_of_ids(ids) for ids in inputs]
             values["ids that are looked up with the digest"] = digests

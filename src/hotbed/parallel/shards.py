@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hotbed.data.batch import as_ids
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.snapshot import Spread
+from hotbed.embedding.table import Table
 
 from .calls import at
 from .placement import Placement
@@ -169,6 +170,11 @@ class _TableShard(Spread):
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
         self._shard.check_equal(settings)
+
+
+def edits_of(tables: Iterable[Table]) -> dict[str, Any]:
+    """Return the calls that changed rows outside of steps, which all ranks must make, by table."""
+    return {f"rows of table {table.name!r} changed by": table.edits for table in tables}
 
 
 def _brief(ids: NDArray[np.int64]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hotbed import checks
 from hotbed.data.batch import CountedTimes
 from hotbed.data.schema import POOLINGS
-from hotbed.embedding.dates import take_times
+from hotbed.embedding.dates import checked_times, take_times
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 
@@ -178,7 +178,7 @@ class FeatureLayout:
             return None
         if isinstance(time, Tensor):
             time = time.detach().cpu().numpy()
-        times = [table.check_times(time, num_samples) for table in self.tables]
+        times = [checked_times(table, time, num_samples) for table in self.tables]
         return next((checked for checked in times if checked is not None), None)
 
     @contextmanager

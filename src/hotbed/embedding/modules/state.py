@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.embedding.dates import check_clock
 from hotbed.embedding.native import unpicklable
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
@@ -260,7 +261,7 @@ def check_state(table: Table, state: Any) -> None:
             f"{where}: expected the optimizer state of rule {rule!r}, got {state['rule']!r}. "
             "Build the table with the rule that it had when it was saved."
         )
-    table.check_clock(state["scalars"])
+    check_clock(table, state["scalars"])
     rows = state["rows"]
     widths = {"value": table.dim, "state": table.state_width}
     for name, width in widths.items():

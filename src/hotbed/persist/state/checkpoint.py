@@ -174,7 +174,7 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
 
 
 def _captured_table(name: str, table: Table, rows: CapturedRows) -> CapturedTable:
-    return CapturedTable(name, describe(table.config), len(table), rows)
+    return CapturedTable(name, describe(table.config), len(table), rows, table.edits)
 
 
 def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
@@ -329,18 +329,18 @@ def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) ->
             write_rows(writer, number, table, shard) for number, table in enumerate(captured.tables)
         ]
         files = writer.entries()
-    totals = [(table.total, table.rows.scalars) for table in captured.tables]
+    totals = [(table.total, table.rows.scalars, table.edits) for table in captured.tables]
     every = shard.gathered((files, parts, totals))
     tables = []
     for number, table in enumerate(captured.tables):
         candidates, sketch = write_waiting(writer, number, table, shard)
-        counted = [totals[number] for _, _, totals in every]
+        rows, scalars, edits = zip(*(totals[number] for _, _, totals in every), strict=True)
         tables.append(
             TableEntry(
                 name=table.name,
                 config=dict(table.config),
-                rows=sum(total for total, _ in counted),
-                scalars=joined_scalars(table.name, [scalars for _, scalars in counted]),
+                rows=sum(rows),
+                scalars=joined_scalars(table.name, scalars, edits),
                 parts=_in_order(parts[number][0] for _, parts, _ in every),
                 removed=_in_order(parts[number][1] for _, parts, _ in every),
                 candidates=candidates,

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hotbed.config import build, describe
+from hotbed.embedding.dates import check_clock
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
 from hotbed.optim.held import ROOT
@@ -97,7 +98,7 @@ def _checked(
             "was saved."
         )
     for entry in reader.manifest.tables:
-        state.tables[entry.name].check_clock(entry.scalars)
+        check_clock(state.tables[entry.name], entry.scalars)
     return tensors, accepted
 
 

@@ -52,13 +52,15 @@ class CapturedRows(Protocol):
 class CapturedTable:
     """One table in a capture.
 
-    `total`: its rows at that moment; `rows`: all of them, or those that changed.
+    `total`: its rows at that moment; `rows`: all of them, or those that changed; `edits`:
+    `Table.edits`.
     """
 
     name: str
     config: Mapping[str, Any]
     total: int
     rows: CapturedRows
+    edits: str
 
 
 class LiveRows:
@@ -121,12 +123,19 @@ def write_waiting(
     return candidates, sketch
 
 
-def joined_scalars(name: str, every: Sequence[Mapping[str, Any]]) -> Scalars:
+def joined_scalars(name: str, every: Sequence[Mapping[str, Any]], edits: Sequence[str]) -> Scalars:
     """Return the scalars of a table of which each process holds a part.
 
+    `edits`: its `Table.edits` in each process.
+
     Raises:
-        PersistError: they differ in more than the counters of rows.
+        PersistError: they differ in more than the counters of rows, or rows were changed otherwise.
     """
+    if len(set(edits)) > 1:
+        raise PersistError(
+            f"table {name!r}: all ranks must make the calls that change its rows, got the last "
+            f"ones {list(edits)} on ranks 0 to {len(edits) - 1}. Resume from the newest checkpoint."
+        )
     joined = dict(every[0])
     for counter in ("admitted", "refused", "evicted"):
         joined[counter] = sum(scalars[counter] for scalars in every)

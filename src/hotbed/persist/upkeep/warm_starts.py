@@ -216,9 +216,11 @@ def _load_rows(
     same_step = clock == "steps" and optimizer_state
     if "steps" in (clock, table.clock) and not (same_step and table.clock == "steps"):
         left_out.add("last_seen")  # by another clock, or in steps of the other job
-    for batch in batches:
-        rows = batch.select([name for name in batch.schema.names if name not in left_out])
-        table.load([rows if moment is None else seen_at(rows, moment)])
+    rows = (
+        batch.select([name for name in batch.schema.names if name not in left_out])
+        for batch in batches
+    )
+    table.load(rows if moment is None else (seen_at(batch, moment) for batch in rows))
     if optimizer_state:
         step = {"step": scalars["step"], "rates": scalars["rates"]}
         table.load_scalars({**table.scalars(), **step})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
-from hotbed.parallel import Placement, Requirement, Shard, digest_of, digest_of_files
+from hotbed.parallel import Placement, Requirement, Shard, digest_of, digest_of_files, edits_of
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import Example
@@ -52,7 +52,7 @@ def settings_of_tables(tables: Sequence[Table], placement: Placement) -> dict[st
     }
     for table in tables:
         settings[f"table {table.name!r}"] = f"{table.config}, frozen={table.frozen}"
-    return settings
+    return {**settings, **edits_of(tables)}
 
 
 def settings_of_learning(
@@ -80,6 +80,7 @@ def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Tab
         digest = zlib.crc32(bytes([weight.requires_grad]), digest)
     return {
         **values_of_batch(batch),
+        **edits_of(tables),
         "torch's generator with the digest": zlib.crc32(torch.get_rng_state().numpy().data),
         "tables that are frozen": {table.name: table.frozen for table in tables if table.frozen},
         "defaults and min_count of tables": [
