@@ -388,6 +388,18 @@ def test_rehearsal_ends_epochs_and_generates_what_is_read_later(
         assert line in printed
 
 
+def test_training_files_and_sessions_have_the_arithmetic_of_the_release(
+    folder: Path, rehearse: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    optimizer = {"beta": 0.5, "lambda1": 0.0, "lambda2": 0.0, "learning_rate": 0.1}
+    config = {**_config(max_iter=1), "optimizer": {"type": "Ftrl", "ftrl_hparam": optimizer}}
+    assert run_main([_written(folder, config), "--release", "v3.0"]) == 0
+    assert "Ftrl is that of HugeCTR v3.0: nothing is added" in capsys.readouterr().out
+    script = "import hugectr\nprint('release', hugectr.solver_parser_helper(3).release)\n"
+    (folder / "script.py").write_text(script)
+    assert "release v3.0\n" in rehearse("--release", "v3.0")
+
+
 def test_a_wrong_release_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(["script.py", "--release", "newest"]) == 2
     assert "not a release of HugeCTR, got 'newest'" in capsys.readouterr().err

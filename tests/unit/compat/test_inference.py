@@ -13,17 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from parameter_pages import HUGECTR
 
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr import Check_t, DataReaderType_t, OptParams, weights
 from hotbed.compat.hugectr.inference import (
+    HPS,
     CreateEmbeddingCache,
     CreateInferenceSession,
     CreateParameterServer,
     InferenceModel,
     InferenceParams,
     InferenceSession,
+    ParameterServerConfig,
 )
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import evaluation_data
@@ -537,6 +540,32 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     served = CreateInferenceSession("m.json", one)
     request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
     assert np.abs(np.array(served.predict(*request)) - trained).max() <= 1e-6
+
+
+def test_what_its_page_calls_read_is_read(
+    deep: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: set[str] = set()
+
+    class Recorded(InferenceParams):
+        def __getattribute__(self, name: str) -> Any:
+            if ready:
+                read.add(name)
+            return super().__getattribute__(name)
+
+    ready: list[bool] = []
+    (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+    values = {name: getattr(params(deep), name) for name in InferenceParams.__dataclass_fields__}
+    sizes = {"embedding_vecsize_per_table": (4,), "default_value_for_each_table": (0.0,)}
+    recorded = Recorded(**{**values, **sizes, "sparse_model_files": deep.sparse[:1]})
+    ready.append(True)
+    model = CreateInferenceSession(tmp_path / "g.json", recorded)
+    model.predict(*one_csr(deep.columns, DEEP, NUM_SAMPLES))
+    config = ParameterServerConfig({"wdl": ("t",)}, {}, {}, (recorded,))
+    assert HPS(config).lookup([1], "wdl", 0).shape == (1, 4)
+    (section,) = [one for one in HUGECTR.sections if one["title"] == "InferenceParams"]
+    named = {row.name for row in HUGECTR.parameters(section) if row.kind in ("same", "mapped")}
+    assert named <= read
 
 
 # --- ONNX -----------------------------------------------------------------------------------------

@@ -500,10 +500,13 @@ def test_a_batch_that_does_not_fit_into_memory_names_the_sizes_of_the_program(
         plain.find_or_insert(np.arange(9))
 
 
-def test_expansion_sets_other_sizes_to_zero() -> None:
+def test_expansion_sets_other_sizes_to_zero(caplog: pytest.LogCaptureFixture) -> None:
+    no_effect.ARGUMENTS.logged.clear()
     mx.init(use_dynamic_expansion=True)
     own = table(host_vocabulary_size=100, ssd_vocabulary_size=1000, device_vocabulary_size=7)
     assert own.host_vocabulary_size == 0
+    for name in ("host", "ssd"):
+        assert f"create_table.{name}_vocabulary_size has no effect" in caplog.text
 
 
 def test_all_to_all_operation() -> None:

@@ -196,6 +196,28 @@ def test_tables_of_earlier_releases_are_named_by_their_number() -> None:
     assert [lookup.table.name for lookup in collection.lookups] == ["table3"]
 
 
+def test_rows_of_a_collection_start_as_their_initializer_says() -> None:
+    kinds = hugectr.Initializer_t
+    for kind, bound, scale in (
+        (kinds.Default, 0.25, 0.5),
+        (kinds.Default, -1, 0.5),
+        (kinds.Uniform, 0.25, 0.25),
+    ):
+        assert collected(EmbeddingTableConfig(0, 4, 8, None, kind, bound)).init == hb.Uniform(scale)
+    for kind, bound in ((kinds.Uniform, -1), (kinds.Sinusoidal, -1), (kinds.Zero, 1.0)):
+        with pytest.raises(ConfigError, match=f"initializer_type: rows of 'table0'.*{kind.name}"):
+            collected(EmbeddingTableConfig(0, 4, 8, None, kind, bound))
+
+
+def collected(config: EmbeddingTableConfig) -> hb.Table:
+    """Return the table of a collection."""
+    collection = hugectr.EmbeddingCollectionConfig()
+    collection.embedding_lookup(config, "data0", "e0", "sum")
+    data = Input(1, "label", 3, "dense", [DataReaderSparseParam("data0", 1, True, 1)])
+    graph = Graph(data, (collection,), [*one_fc("dense"), BCE])
+    return translate(graph, ADAM).tables[config.name]
+
+
 # --- optimizers -----------------------------------------------------------------------------------
 
 

@@ -22,10 +22,11 @@ from torch.nn import functional as F
 
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
-from hotbed.compat.hugectr import Activation_t, DenseLayer, Layer_t
+from hotbed.compat.hugectr import Activation_t, DenseLayer, Initializer_t, Layer_t
 from hotbed.compat.hugectr.json.graph import write_graph
-from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.json.layers import LAYER_KEYS, Keys, read_graph
 from hotbed.compat.hugectr.translate import Translation, translate
+from hotbed.errors import ConfigError
 
 NUM_SAMPLES = 4
 RELU, NON = Activation_t.Relu, Activation_t.Non
@@ -391,6 +392,25 @@ def test_a_layer_survives_its_json(name: str) -> None:
     graph = graph_of(CASES[name], name)
     text = json.dumps(write_graph(graph, hugectr.OptParams()))
     assert read_graph(json.loads(text)) == graph
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zero_is_the_initializer_of_each_layer_that_takes_one(name: str) -> None:
+    kind = CASES[name].layer.get("layer_type") or Layer_t[name]
+    arguments = LAYER_KEYS.get(kind, Keys()).arguments.values()
+    for argument in {"weight_init_type", "gamma_init_type"}.intersection(arguments):
+        layer = {**CASES[name].layer, argument: Initializer_t.Zero}
+        translation = translate(
+            graph_of(dataclasses.replace(CASES[name], layer=layer), name), hugectr.OptParams()
+        )
+        network = hb.models.Graph(translation.schema, translation.tables, translation.description)
+        weights = stored(translation, network, "y0")
+        assert not weights[0].any()
+        layer[argument] = Initializer_t.Sinusoidal
+        with pytest.raises(ConfigError, match=f"y0.{argument}: .*got Sinusoidal"):
+            translate(
+                graph_of(dataclasses.replace(CASES[name], layer=layer), name), hugectr.OptParams()
+            )
 
 
 def test_every_kind_of_layer_has_a_case() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -229,6 +230,9 @@ def test_a_folder_of_v3_1_holds_keys_slots_and_vectors(localized: bool, tmp_path
         assert dict(zip(keys, slots, strict=True)) == SLOTS
 
 
+NAN = struct.pack("<f", math.nan)
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -236,6 +240,7 @@ def test_a_folder_of_v3_1_holds_keys_slots_and_vectors(localized: bool, tmp_path
         ("key", lambda data: data[:-8], "expected 16 bytes for 2 vectors of 2, got 24, 8 too many"),
         ("emb_vector", lambda data: data + b"\0" * 8, "got 32, 8 too many"),
         ("emb_vector", lambda data: data[:-4], "got 20, 4 missing"),
+        ("emb_vector", lambda data: data[:-8] + NAN + data[-4:], "emb_vector: row 2: .*got nan"),
         ("slot_id", lambda data: data + b"\0", "for 3 slots, got 25, 1 too many"),
     ],
 )
@@ -309,6 +314,10 @@ def test_a_state_that_no_sum_of_squares_has_is_refused(
     states[6 * block + 4] = -0.5
     states.tofile(path)
     with pytest.raises(FormatError, match=r"states: .*squares, got -0\.5 at number 4 of them"):
+        load_sparse_states(path, tmp_path / "rows", table(rule=rule), SparseFile())
+    states[6 * block + 4] = np.inf
+    states.tofile(path)
+    with pytest.raises(FormatError, match=r"states: row 2: expected finite numbers, got inf"):
         load_sparse_states(path, tmp_path / "rows", table(rule=rule), SparseFile())
     network = Net()
     optimizer = dense_optimizer(rule, network.parameters())
@@ -543,6 +552,11 @@ def test_a_collection_holds_its_tables(i64: bool, tmp_path: Path) -> None:
     assert load_collection(tmp_path, read) == 3
     for number, content in tables.items():
         assert rows(read[number]) == {one: list(row) for one, row in content.items()}
+    whole = (home / "weight1").read_bytes()
+    (home / "weight1").write_bytes(whole[:-4] + NAN)
+    with pytest.raises(FormatError, match=r"weight1: row 1: expected finite numbers, got nan"):
+        load_collection(tmp_path, read)
+    (home / "weight1").write_bytes(whole)
     save_collection(tmp_path / "again", read, i64=i64)
     written = tmp_path / "again" / "embedding_collection_0"
     assert (written / "meta_data").read_bytes() == meta

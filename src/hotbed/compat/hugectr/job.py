@@ -43,7 +43,7 @@ def read_training(spec: Mapping[str, Any]) -> TrainingFile:
     Raises:
         ConfigError: a key or a value is wrong; the message starts with its place.
     """
-    values = read_clause(spec, "config", [*CLAUSES, "inference", "model_name"])
+    values = read_clause(spec, "config", [*CLAUSES, "model_name"])
     needed(values, "config", CLAUSES)
     optimizer = read_optimizer(values["optimizer"])
     return TrainingFile(read_solver(values["solver"], optimizer), optimizer, read_graph(values))

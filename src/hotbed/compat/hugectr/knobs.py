@@ -30,6 +30,8 @@ _READER = "the data reader chooses its own threads and requests"
 _ASYNC = f"{_READER}; its shuffle and its formats are used"
 _SUMS = "gradients are summed in a fixed order"
 _MOUNTED = "files are read and written at paths of this machine, where they are mounted"
+_DECIDED = "the graph and the sparse files say it"
+_ROW_BY_ROW = "rows come and go one by one, so that no pass is dropped"
 _DATABASE = "rows lie in files that processes map and share"
 
 
@@ -66,17 +68,24 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.enable_overlap": Knob("v3.1", _PIPELINE),
     "solver.holistic_cuda_graph": Knob("v3.1", _CUDA),
     "config.all_reduce": Knob("v3.1", _SUMS),
+    "config.inference": Knob("v3.0", "nothing reads it in training"),
     "solver.kafka_brockers": Knob("v3.7", "a callback, hb.callbacks.Checkpoint, publishes rows"),
     "solver.auc_threshold": Knob("v3.1", "no release reads it; eval_metrics has the threshold"),
     "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
     "optimizer.atomic_update": Knob("v2.3", _SUMS),
     "reader.num_workers": Knob("v2.3", _READER),
+    "reader.keyset": Knob("v3.1", "a table keeps its rows, so that no pass needs its keys before"),
+    "sparse.is_fixed_length": Knob("v3.1", "it saves transfers to a GPU"),
+    "hmem_cache.target_hit_rate": Knob("v3.3", _ROW_BY_ROW),
+    "hmem_cache.max_num_evict": Knob("v3.3", _ROW_BY_ROW),
+    "data_generator.num_threads": Knob("v3.2", "files are generated one after another"),
     "reader.async_param": Knob("v3.1", _ASYNC),
     "reader.data_source_params": Knob("v3.4", _MOUNTED),
     "fit.data_source_params": Knob("v3.4", _MOUNTED),
     "files.data_source_params": Knob("v3.4", _MOUNTED),
     "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
     "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _WORKSPACE),
+    "sparse_embedding.max_vocabulary_size_global": Knob("v2.3", _HINT),
     "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _WORKSPACE),
     "sparse_embedding.load_factor": Knob("v2.0", _HINT),
     "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _PLACED),
@@ -122,6 +131,16 @@ NO_EFFECT: Mapping[str, Knob] = {
             "init_ec": "v23.06",
         },
         "a score never depends on the content of the cache",
+    ),
+    **_inference(
+        {
+            "label_dim": "v3.7",
+            "slot_num": "v3.7",
+            "network_file": "v3.7",
+            "embedding_table_names": "v3.7",
+            "maxnum_catfeature_query_per_table_per_sample": "v3.7",
+        },
+        _DECIDED,
     ),
     **_inference(
         {

@@ -196,6 +196,9 @@ def run_script(
             "ModelPerfExt": model_class,
             "Session": type("Session", (hugectr.Session,), {"model_class": model_class}),
             "CreateSolver": functools.partial(hugectr.CreateSolver, release=release),
+            "solver_parser_helper": functools.partial(
+                hugectr.solver_parser_helper, release=release
+            ),
         }
     )
     sys.modules["hugectr"] = module
@@ -211,9 +214,12 @@ def run_script(
     runpy.run_path(script, run_name="__main__")
 
 
-def run_training_file(path: str, rehearsal: Rehearsal | None) -> None:
-    """Run a training file as `huge_ctr --train` ran it."""
+def run_training_file(
+    path: str, rehearsal: Rehearsal | None, release: str = NEWEST_RELEASE
+) -> None:
+    """Run a training file as `huge_ctr --train` ran it, with the arithmetic of a release."""
     training = read_training(read_mapping(path))
+    training = replace(training, solver=replace(training.solver, release=release))
     if rehearsal is None:
         train_file(training, Model)
         return
@@ -253,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         if is_rehearsal:
             rehearsal = Rehearsal(options.max_iter, options.data_scale or 1.0, options.data_root)
         if options.script.endswith(".json"):
-            run_training_file(options.script, rehearsal)
+            run_training_file(options.script, rehearsal, options.release)
             return 0
     except HotbedError as error:
         print(f"error: {error}", file=sys.stderr)

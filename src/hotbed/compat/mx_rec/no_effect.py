@@ -13,8 +13,10 @@ _GLOO = "ranks are connected by torch.distributed over gloo"
 _GROWS = "a table grows with its rows"
 _ONE_UPDATE = "a row is updated by one thread at a time"
 _NAMES = "state has no names of its own"
+_EXPANSION = "in dynamic expansion all rows of a table lie in memory"
 _GRAPH = "a program in PyTorch keeps no graph"
 REASONS: Mapping[str, str] = {
+    "init.eval_steps": "an evaluation ends with its loop",
     "init.bind_cpu": "threads are placed by the system",
     "init.use_lccl": _GLOO,
     "init.use_shm_swap": "rows of training lie in memory",
@@ -33,6 +35,9 @@ REASONS: Mapping[str, str] = {
     "feature_spec.feat_count": "a sample has any number of ids",
     "insert.dump_graph": _GRAPH,
     "create_table.ssd_data_path": "rows lie in memory without ssd_vocabulary_size",
+    "create_table.host_vocabulary_size": _EXPANSION,
+    "create_table.ssd_vocabulary_size": _EXPANSION,
+    "create_table.key_dtype": "any integer of 64 bits is an id",
     "create_table.is_dp": _OWNERS,
     "create_table.enable_merge": "one native call looks up all tables",
     "create_table.padding_keys_len": "batches have their own size",
@@ -57,6 +62,8 @@ WARNED = (
     "init.use_shm_swap",
     "init.recent_key_count_threshold",
     "create_table.ssd_data_path",
+    "create_table.host_vocabulary_size",
+    "create_table.ssd_vocabulary_size",
     "create_table.is_dp",
     "create_table.enable_merge",
     "create_table.shard_num",

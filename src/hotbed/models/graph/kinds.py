@@ -261,13 +261,17 @@ def _construct(kind: Kind, arguments: Mapping[str, Any], place: KeyPlace) -> nn.
 
 
 def _initialize(node: Node, layer: nn.Module, key: str, initializer: Initializer) -> None:
-    """Draw the weights (parameters of two axes or more) or the biases of a layer anew."""
+    """Draw the weights or the biases of a layer anew.
+
+    Weights are the parameters of two axes or more; of a normalization, its factors.
+    """
     place = node.place.key(key)
     drawn = False
     parameters = dict(layer.named_parameters())
+    scales = isinstance(layer, (nn.LayerNorm, layers.BatchNorm))
     for name, parameter in parameters.items():
         is_bias = "bias" in name
-        is_meant = is_bias == (key == "bias_init") and (is_bias or parameter.dim() > 1)
+        is_meant = is_bias == (key == "bias_init") and (is_bias or scales or parameter.dim() > 1)
         if is_meant and parameter.requires_grad:
             _draw(parameter, initializer, parameters.get(name.replace("bias", "weight"), parameter))
             drawn = True

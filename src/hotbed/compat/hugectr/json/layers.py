@@ -106,6 +106,8 @@ def _read_data(layer: Any) -> Input:
     others = ["name", "type", "label", "dense", "sparse", "adds_slot_offsets", "async_param"]
     others += ["num_iterations_statistics", _OLD_SIZES]
     values = read_clause(layer, where, [*others, *_READER])
+    name = "num_iterations_statistics"
+    KNOBS.log_no_effect(f"solver.{name}", when=name in values)
     if _OLD_SIZES in values:
         values.setdefault("slot_size_array", values[_OLD_SIZES])
     needed(values, where, ["label", "dense", "sparse"])

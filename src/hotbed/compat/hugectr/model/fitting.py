@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from hotbed.compat.hugectr.model.metrics import Results
     from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
     from hotbed.training.run import Run
-
-
-_LOG = logging.getLogger("hotbed.compat.hugectr")
 
 
 class FittedModel(Protocol):
@@ -154,11 +150,11 @@ class Iterations:
         say(f"Eval Time for {self._model.solver.max_eval_batches} iters: {seconds:g}s")
 
     def _perf(self, event: str, *values: Any) -> None:
-        """Log an event of MLPerf with its milliseconds, if the solver asks for it."""
+        """Print an event of MLPerf with its milliseconds, if the solver asks for it."""
         if self._model.solver.perf_logging:
             milliseconds = 1000 * (time.perf_counter() - self._began)
             texts = ", ".join(str(value) for value in values)
-            _LOG.info("[%.2f, %s, %s]", milliseconds, event, texts)
+            say(f"[{milliseconds:.2f}, {event}, {texts}]")
 
     def _has_hit(self, run: Run, results: Results) -> bool:
         """Return whether the AUC is above the threshold of the solver, which ends training."""

@@ -34,6 +34,7 @@ from hotbed.compat.hugectr.enums import Tensor_t
 from hotbed.compat.hugectr.json.graph import write_graph
 from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model.arguments import checked, files_given, log_data_source, one_clause
 from hotbed.compat.hugectr.model.batches import DataReader, KeysetReader
 from hotbed.compat.hugectr.model.callback import tell_end
@@ -397,6 +398,7 @@ class Model:
             ConfigError: the solver repeats its data.
         """
         self._require_compiled("set_source")
+        KNOBS.log_no_effect("reader.keyset", when=bool(keyset) or len(others) > 1)
         if self.solver.repeat_dataset:
             raise ConfigError(
                 "set_source: only a solver with repeat_dataset=False changes its files, got True. "

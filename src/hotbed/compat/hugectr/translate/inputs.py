@@ -12,11 +12,12 @@ from hotbed.compat.hugectr.clauses import (
     EmbeddingLookup,
     EmbeddingTableConfig,
     Graph,
+    InitParams,
     Input,
     OptParams,
     SparseEmbedding,
 )
-from hotbed.compat.hugectr.enums import Embedding_t, Update_t
+from hotbed.compat.hugectr.enums import Embedding_t, Initializer_t, Update_t
 from hotbed.compat.hugectr.reader import Columns, numbered, offsets_of_sizes
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
@@ -293,11 +294,20 @@ def _check_placement(input: Input, embedding: SparseEmbedding) -> None:
 def _rows(table: EmbeddingTableConfig) -> Init:
     """Return the initial rows of a table of an embedding collection.
 
-    HugeCTR draws them within sqrt(1 / rows) of a table of fixed size, else within 0.05.
+    HugeCTR draws them within sqrt(1 / rows) of a table of fixed size, else within 0.05. `Uniform`
+    has a bound of its own.
     """
-    params = table.init_param_or_empty
-    if params is not None and params.up_bound is not None:
+    params = table.init_param_or_empty or InitParams()
+    kind = params.initializer_type
+    if kind is Initializer_t.Uniform and params.up_bound is not None and params.up_bound > 0:
         return Uniform(params.up_bound)
+    if kind is not Initializer_t.Default:
+        problem = "up_bound above 0" if kind is Initializer_t.Uniform else "Default or Uniform"
+        raise ConfigError(
+            f"embedding_table.initializer_type: rows of {table.name!r} need {problem}, got "
+            f"{kind.name} with up_bound {params.up_bound}. Give it, or leave the type out and load "
+            "rows by model.learner.tables[name].load."
+        )
     if table.max_vocabulary_size > 0:
         return Uniform(table.max_vocabulary_size**-0.5)
     return Uniform(0.05)

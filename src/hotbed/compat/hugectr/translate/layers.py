@@ -70,11 +70,33 @@ def _initializers(layer: DenseLayer, **default: str) -> dict[str, str]:
     `default` has HugeCTR's distributions of this kind of layer that are not those of a description.
     """
     keys = dict(default)
-    if layer.weight_init_type in _INITIALIZERS:
-        keys["weight_init"] = _INITIALIZERS[layer.weight_init_type]
-    if layer.bias_init_type in _INITIALIZERS:
-        keys["bias_init"] = _INITIALIZERS[layer.bias_init_type]
+    for key, name in (("weight_init", "weight_init_type"), ("bias_init", "bias_init_type")):
+        kind = _checked_initializer(layer, name)
+        if kind in _INITIALIZERS:
+            keys[key] = _INITIALIZERS[kind]
     return keys
+
+
+def _checked_initializer(layer: DenseLayer, name: str) -> Initializer_t:
+    """Return an initializer of a layer; ConfigError for one that HugeCTR throws at, too."""
+    kind: Initializer_t = getattr(layer, name)
+    if kind is Initializer_t.Sinusoidal:
+        raise ConfigError(
+            f"{layer.top_names[0]}.{name}: dense layers do not have this initializer, got "
+            f"{kind.name}. Use Uniform, XavierNorm, XavierUniform, Zero or Default."
+        )
+    return kind
+
+
+def _scale_and_shift(layer: DenseLayer) -> dict[str, str]:
+    """Return the initializer of a normalization: 1 and 0, or 0 for both with `Zero`.
+
+    HugeCTR's other distributions are those of the default.
+    """
+    _checked_initializer(layer, "beta_init_type")
+    if _checked_initializer(layer, "gamma_init_type") is Initializer_t.Zero:
+        return {"weight_init": "zeros"}
+    return {}
 
 
 # --- linear layers --------------------------------------------------------------------------------
@@ -160,7 +182,7 @@ def _weight_multiply(network: Network, layer: DenseLayer) -> None:
 
 
 def _batch_norm(network: Network, layer: DenseLayer) -> None:
-    keys = {"momentum": layer.factor, "eps": layer.eps}
+    keys = {"momentum": layer.factor, "eps": layer.eps, **_scale_and_shift(layer)}
     node = network.add("batch_norm", layer.bottom_names, layer.top_names, keys)
     network.weight(layer.top_names[0], f"{node}.weight")
     network.weight(layer.top_names[0], f"{node}.bias")
@@ -169,7 +191,7 @@ def _batch_norm(network: Network, layer: DenseLayer) -> None:
 
 
 def _layer_norm(network: Network, layer: DenseLayer) -> None:
-    keys = {"eps": layer.eps}
+    keys = {"eps": layer.eps, **_scale_and_shift(layer)}
     node = network.add("layer_norm", layer.bottom_names, layer.top_names, keys)
     network.weight(layer.top_names[0], f"{node}.weight")
     network.weight(layer.top_names[0], f"{node}.bias")

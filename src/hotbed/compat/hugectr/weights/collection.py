@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, file_size
 from hotbed.compat.hugectr.weights.gathered import Rows
-from hotbed.compat.hugectr.weights.rows import batches, check_keys, check_read, rows_of
+from hotbed.compat.hugectr.weights.rows import (
+    batches,
+    check_finite,
+    check_keys,
+    check_read,
+    rows_of,
+)
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
 from hotbed.files import new_file
@@ -150,6 +156,7 @@ def load_collection(path: str | Path, tables: Mapping[int, Table], number: int =
         keys = _array(folder / f"key{place}", _KEY_TYPES[meta.key_type], (num_keys,))
         vectors = _array(folder / f"weight{place}", FLOAT, (num_keys, table.dim))
         check_read(folder / f"key{place}", keys)
+        check_finite(folder / f"weight{place}", vectors)
         parts[table_number] = (keys, vectors)
     for table_number, (keys, vectors) in parts.items():
         tables[table_number].load(batches(keys, vectors))

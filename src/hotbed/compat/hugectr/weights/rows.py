@@ -102,6 +102,23 @@ def check_read(path: Path, keys: NDArray[Any], valid: range | None = None) -> No
     )
 
 
+def check_finite(path: Path, vectors: NDArray[Any]) -> None:
+    """Raise FormatError with the row of a number that is NaN or infinite.
+
+    Args:
+        path: of the file, in messages.
+        vectors: [n, dim], which may be mapped.
+    """
+    for first in range(0, len(vectors), _BATCH_ROWS):
+        is_wrong = ~np.isfinite(vectors[first : first + _BATCH_ROWS])
+        if is_wrong.any():
+            row, lane = divmod(int(np.argmax(is_wrong)), is_wrong.shape[1])
+            raise FormatError(
+                f"{path}: row {first + row}: expected finite numbers, got "
+                f"{vectors[first + row, lane]}. Give the file of an earlier save."
+            )
+
+
 def check_squares(path: Path, sums: NDArray[Any]) -> None:
     """Raise FormatError if a state that sums squares has a negative number."""
     if not (sums < 0).any():

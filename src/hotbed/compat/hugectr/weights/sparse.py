@@ -21,6 +21,7 @@ from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_
 from hotbed.compat.hugectr.weights.gathered import Rows
 from hotbed.compat.hugectr.weights.rows import (
     batches,
+    check_finite,
     check_keys,
     check_read,
     check_squares,
@@ -220,6 +221,8 @@ def load_sparse_states(
     states: Any = None
     if num_places:
         states = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
+        for number in range(num_states):
+            check_finite(path, states[number, : len(keys)])
         if not _has_momentum(table):  # of Adam v, of Ftrl n, the only one of the others
             place = 1 if isinstance(table.rule, rules.Adam) else 0
             check_squares(path, states[place, : len(keys)])
@@ -245,6 +248,7 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
         if format.localized or (path / "slot_id").exists():
             check_size(path / "slot_id", len(keys) * UINT64.itemsize, f"{len(keys)} slots")
         vectors = read_array(path / "emb_vector", FLOAT, "numbers").reshape(-1, dim)
+        check_finite(path / "emb_vector", vectors)
     else:
         _check_slots(path, dim, format)
         _check_width(path, dim, format)
@@ -253,6 +257,7 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
         records = read_array(path, format.record(dim), what)
         keys = records["key"]
         vectors = records["vector"]
+        check_finite(path, vectors)
     check_read(path, keys, format.keys)
     return keys, vectors
 

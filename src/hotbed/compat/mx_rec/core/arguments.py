@@ -114,6 +114,7 @@ class TableArguments:
         self._check_initializer()
         self._check_padding()
         differs = dict(
+            key_dtype=self.key_dtype is not torch.int64,
             ssd_data_path=bool(self.ssd_data_path) and not self.ssd_vocabulary_size,
             is_dp=boolean(f"{where}: is_dp", self.is_dp),
             enable_merge=boolean(f"{where}: enable_merge", self.enable_merge),
@@ -172,6 +173,8 @@ class TableArguments:
         checks.whole_number(f"{self.where}: host_vocabulary_size", host, 0, MOST_ROWS)
         checks.whole_number(f"{self.where}: ssd_vocabulary_size", ssd, 0, MOST_ROWS)
         if grows:
+            ARGUMENTS.log_no_effect("create_table.host_vocabulary_size", when=host > 0)
+            ARGUMENTS.log_no_effect("create_table.ssd_vocabulary_size", when=ssd > 0)
             return device, 0, 0
         if ssd > 0 and host == 0:
             raise ConfigError(
