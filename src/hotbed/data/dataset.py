@@ -302,7 +302,7 @@ class Dataset:
             in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value
                 outside is a bad row: see `on_error`.
             must_match: whether a label with `positive` that matches no row of a whole epoch is an
-                error. Of a stream, 100,000 rows whose label is always 0, or always 1, are a
+                error. In a stream, 100,000 rows whose label is always 0, or always 1, are a
                 warning.
         """
         names = frozenset(in_unit)

@@ -204,7 +204,7 @@ class Table:
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """Return a copy with the same rows, optimizer and policy state.
 
-        The copy does not inherit the record of changed rows. Of several ranks each copies the rows
+        The copy does not inherit the record of changed rows. On several ranks each copies the rows
         that it has.
         """
         copied = Table(**self.config)
@@ -644,7 +644,7 @@ class Table:
 
         Ids that have a row are overwritten, others are inserted. A column that is absent changes
         nothing. Under the scopes "all" and "catch_up" rows are up to date at the step that the
-        table has, also after `load_scalars`. Of several ranks all call it, and each takes the rows
+        table has, also after `load_scalars`. On several ranks all call it, and each takes the rows
         that it owns. Raises RowShapeError for columns that do not fit dim and rule, and for numbers
         that are not finite.
         """

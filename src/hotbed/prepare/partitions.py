@@ -111,7 +111,7 @@ class Partition:
     `number`: its place among the partitions. `source`: the source of this file alone. `file`: the
     number of the file in the whole source. `name`: the file, for messages. `first_row`: the rows of
     the file before it. `num_rows`: its rows; None = all that are left. `chunk_rows`: rows of each
-    of its chunks, but for the last one.
+    of its chunks, except for the last one.
     """
 
     number: int
@@ -123,7 +123,7 @@ class Partition:
     chunk_rows: int = CHUNK_ROWS
 
     def chunks(self, plan: ReadPlan = READ_ALL) -> Iterator[Chunk]:
-        """Yield its rows in chunks of exactly `chunk_rows` rows, but for the last one."""
+        """Yield its rows in chunks of exactly `chunk_rows` rows; the last may have fewer."""
         row = self.first_row
         for number, rows in enumerate(_of_equal_size(self._batches(plan), self.chunk_rows)):
             yield Chunk.of(self, number, row, rows)

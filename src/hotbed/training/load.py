@@ -34,7 +34,7 @@ def load(
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
     A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
-    built as it was when it was saved. Of several ranks all call it, with one folder that they
+    built as it was when it was saved. On several ranks, all call it, with one folder that they
     share.
 
     Args:

@@ -418,7 +418,7 @@ class RecModel:
     def save(self, path: str | Path) -> str | Path:
         """Write a checkpoint under `path`, a local path or URL, and return its folder.
 
-        The checkpoint is then the newest under `path`; see docs/format.md. Of several ranks all
+        The checkpoint is then the newest under `path`; see docs/format.md. On several ranks, all
         call it, with one folder that they share, and write one checkpoint.
 
         Raises:

@@ -275,7 +275,7 @@ class MapParameter(nn.Module):
         """Return keys, values and statuses, after erasing keys by `evict_filter_value`.
 
         The first export is a full one. Keys that were erased since the last export are part of an
-        incremental one, also if nothing else has changed. Of several ranks all call it, and each
+        incremental one, also if nothing else has changed. On several ranks, all call it, and each
         gets the keys of all of them.
 
         Args:

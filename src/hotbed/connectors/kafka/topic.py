@@ -142,7 +142,7 @@ class KafkaTopic:
     def num_waiting(self, partition: int) -> int | None:
         """Return the number of messages that are not in a block yet; None if it is not known.
 
-        Fetched messages are counted. Of those after them the offsets are counted, so that control
+        Fetched messages are counted. After them, offsets are counted, so that control
         records and removed messages count until they are passed over.
         """
         pending = self.pending.get(partition)

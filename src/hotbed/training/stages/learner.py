@@ -260,8 +260,8 @@ class StepLearner:
 class SelfUpdating:
     """A network that runs backward and updates itself (`optimizer=None`).
 
-    The loop calls its forward only. Of several outputs, the first is the loss. Optimizers and
-    schedules that are attributes of its modules are part of its state.
+    The loop calls its forward only. If it returns several outputs, the first is the loss.
+    Optimizers and schedules that are attributes of its modules are part of its state.
     """
 
     def __init__(self, network: nn.Module, criterion: Criterion | None) -> None:

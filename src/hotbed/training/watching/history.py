@@ -271,7 +271,7 @@ class History:
     def state(self) -> dict[str, Any]:
         """Return points and sums, as JSON values and NumPy arrays.
 
-        Content digests do not cover keys that begin with `wall_`. Of several ranks, each must ask.
+        Content digests do not cover keys that begin with `wall_`. On several ranks, each must ask.
         """
         self._add_ranks()
         points = self.points[:-1] if self._ended else self.points

@@ -45,7 +45,7 @@ def statistics(run: Run) -> Tables:
 
     While an eviction is under way they are those of its begin: how far a sweep has come at a moment
     may depend on checkpoints, and with it the reasons of evictions, which are left out. Ids of
-    batches that are mapped ahead do not count. Of several ranks they are those of this one.
+    batches that are mapped ahead do not count. On several ranks they are those of this one.
     """
     schedule = sweeping(run)
     before: Tables = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HugeCTR prints: lines with a time, and headings. Of several ranks, the first prints."""
+"""What HugeCTR prints: lines with a time, and headings. On several ranks, the first prints."""
 
 from __future__ import annotations
 

@@ -491,7 +491,7 @@ class Model:
         """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
 
         These are the rows that have changed since the last call; all rows of a table whose
-        optimizer moves all rows at every step. Of several ranks each gets those of all.
+        optimizer moves all rows at every step. On several ranks each gets those of all.
         """
         self._require_compiled("get_incremental_model")
         if self.etc_params is None:

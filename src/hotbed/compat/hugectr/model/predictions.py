@@ -16,7 +16,7 @@ from hotbed.training.model import RecModel
 def append_predictions(learner: RecModel, batch: Batch, predictions: Path, labels: Path) -> None:
     """Append the predictions and the labels of a batch to two files, numbers with a space behind.
 
-    Several labels of a sample stand side by side. Of several ranks, the first writes.
+    Several labels of a sample stand side by side. On several ranks, the first writes.
     """
     scores = learner.predict(batch)
     if not isinstance(scores, dict):
