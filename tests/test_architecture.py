@@ -815,6 +815,19 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_changelog_has_each_item_once_in_two_lines_below_its_page() -> None:
+    """An older list that a merge brought back fails here."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    items = re.findall(r"^- .+(?:\n  .+)*", text, re.M)
+    assert [item for item, count in Counter(items).items() if count > 1] == []
+    assert [item[:80] for item in items if item.count("\n") > 1] == []
+    added = text.partition("\n### Added\n")[2].partition("\n### ")[0]
+    before_headings = added.partition("\n#### ")[0]
+    assert not before_headings.strip()
+    sections = re.findall(r"^#### .+\n\n((?:[- ] .+\n)+)", added, re.M)
+    assert max(section.count("\n- ") for section in sections) < 30, "a section is too long"
+
+
 def test_the_page_of_the_architecture_is_that_of_the_tree() -> None:
     """After a change run `python scripts/architecture.py`."""
     spec = importlib.util.spec_from_file_location("drawing", ROOT / "scripts/architecture.py")
