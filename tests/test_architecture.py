@@ -843,6 +843,15 @@ def test_the_page_of_the_architecture_is_that_of_the_tree() -> None:
     numbers = [int(station.number) for station in stations if station.number]
     assert numbers == list(range(1, len(numbers) + 1))
     assert {station.floor for station in stations} <= set(FOLDERS)
+    walks = re.findall(r"`([\w.]+)`", " ".join(re.findall(r"^\*\*From .+?\n\n", text, re.M | re.S)))
+    assert len(walks) > 20
+    names = {path.stem for path in python_files(SOURCE)} | {
+        node.name
+        for path in python_files(SOURCE)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert [walk for walk in walks if not names.issuperset(walk.split("."))] == []
     homes = [(station.floor, file) for station in stations for file in station.files]
     assert all(file.startswith((f"src/hotbed/{floor}/", "csrc/")) for floor, file in homes)
 
