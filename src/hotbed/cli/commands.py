@@ -533,7 +533,7 @@ def doctor(
 def main() -> None:
     """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback.
 
-    Of several ranks the first prints; the launcher reports the error that ended them.
+    On several ranks the first prints; the launcher reports the error that ended them.
     """
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did

@@ -31,12 +31,16 @@ class Journal:
     """A log of the decisions that depend on the clock.
 
     Each decision is on disk before it takes effect, so that a run after a crash decides the same.
-    Entries are numbered within a topic, rising, not always by one. The topics are "block": the rows
-    that a source read at once, and the types that they decided, and "block.0", "block.1" and so on
-    for the inputs of a join; "cut": a batch that ended early;
-    "evict": a step with an eviction; "threads": a step after which training uses another number of
-    threads. A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. A last
-    line that a crash tore is cut off. Safe for several threads.
+    Entries are numbered within a topic, rising, not always by one. The topics are:
+
+    - "block": the rows that a source read at once, and the types that they decided; "block.0",
+      "block.1" and so on for the inputs of a join;
+    - "cut": a batch that ended early;
+    - "evict": a step with an eviction;
+    - "threads": a step after which training uses another number of threads.
+
+    A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. A last line
+    that a crash tore is cut off. Safe for several threads.
 
     Args:
         path: a file that one process writes; None = in memory only.

@@ -93,8 +93,8 @@ class Live:
         tick_seconds: the source yields at least this often, so that its reader can stop.
         lag: rows that wait at the source; None = unknown.
         clock: returns seconds since 1970; tests replace it.
-        waiting: the same as `lag` by partition, of a join that of its impressions; None = the
-            source does not know its partitions.
+        waiting: `lag` by partition; for a join, by partition of its impressions. None = the source
+            does not know its partitions.
         open_rows: of the join that is read; None before the first rows.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.

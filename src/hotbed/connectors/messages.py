@@ -102,7 +102,7 @@ class Arrow(Decoder):
     Decoding takes about a tenth of the work of JSON.
 
     Example:
-        A producer writes a message so:
+        A producer writes a message like this:
 
         >>> with pa.ipc.new_stream(sink, batch.schema) as writer:
         ...     writer.write_batch(batch)

@@ -98,8 +98,8 @@ class ReadPlan:
         opening: called with the path of each file before it is read.
         opens: a source that ends yields `OPENED` before its first row, too.
         grains: with more than one, a topic deals the messages of each block to the grains, and
-            yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
-            after them the last one is behind the block, the others are before it.
+            yields after `OPENED` one batch of rows for each, also empty ones. The position
+            after the last one lies behind the block, the others lie before it.
         wishes: of a join of streams.
         max_ahead_seconds: events whose time lies further ahead of the clock are left out where a
             newest time decides; None = by the default of the source.

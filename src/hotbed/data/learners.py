@@ -66,7 +66,7 @@ class Moments(Learner):
     """Mean and standard deviation of the values that are not missing.
 
     `learned` returns (mean, std); std divides by the number of values. Both are 0 without values.
-    Of equal values, the mean is this value and std is 0: no rounding of sums gets into them.
+    If all values are equal, the mean is exactly this value and std is 0.
     Parts are merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
     computing sample variances" (1979).
     """

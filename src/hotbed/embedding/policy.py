@@ -86,7 +86,7 @@ class MinCount(Admission):
             earlier versions did (Cormode and Muthukrishnan 2005).
         max_candidates: count this number of ids exactly, as earlier versions did: when the map is
             full, counts are halved and zeros dropped, so that ids may be admitted late or never.
-        expire_seconds: `evict` forgets ids that wait and were not seen for so long, in data time.
+        expire_seconds: `evict` forgets waiting ids that were not seen for this time, in data time.
         expire_steps: the same in steps of the table; give one of the two.
         once_a_batch: an id counts once in each batch (each lookup), however often it occurs there.
         admission_bytes: the memory for ids that wait. They are counted exactly until it is full, in
@@ -297,7 +297,7 @@ class Lfu(Eviction):
     """Keep at most ceil(max_rows / 256) rows a partition; remove the rows with the least count.
 
     Among rows of the same count, the smallest id is removed first. `max_rows` as for `Lru`.
-    `half_life_seconds`: an occurrence counts half after so long; None or -1 = counts do not age.
+    `half_life_seconds`: after this time an occurrence counts half; None or -1 = counts do not age.
     """
 
     max_rows: int | None

@@ -617,14 +617,14 @@ class Table:
     def remove(self, ids: Any) -> int:
         """Remove the rows of ids, int64 [n], as an eviction does, and return their number.
 
-        Of several ranks all call it with the same ids; the number is that of all of them.
+        On several ranks all call it with the same ids; the number is that of all of them.
         """
         return self.discard(ids) if self.spread is None else self.spread.removed(ids, self.discard)
 
     def discard(self, ids: Any) -> int:
         """Remove the rows of ids that are in this process, and return their number.
 
-        Of several ranks all call it, each with ids of its own.
+        On several ranks all call it, each with ids of its own.
         """
         self._note_edit("discard")
         return int(self.native.remove(as_ids(ids)))
@@ -720,7 +720,7 @@ class Table:
     def clear(self) -> None:
         """Remove all contents: rows, candidates, counters and watermark.
 
-        Of several ranks all call it.
+        On several ranks all call it.
         """
         self._note_edit("clear")
         self.timed = None

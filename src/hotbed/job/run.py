@@ -93,7 +93,7 @@ def train(
 ) -> Learned:
     """Train the job's model from the start, then go through its stream; save model and report.
 
-    Of several ranks each calls it, and the first writes what is not the model.
+    On several ranks each calls it, and the first writes all files but the model.
 
     Args:
         job: the job.

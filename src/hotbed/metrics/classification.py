@@ -253,7 +253,7 @@ class _Thresholded(SumsMetric):
 class Accuracy(_Thresholded):
     """Share of samples on the right side of `threshold` (positive: prediction >= threshold).
 
-    Of scores of classes, [n, classes], it is the share whose label, [n], is the number of the
+    For scores of classes, [n, classes], it is the share whose label, [n], is the number of the
     class with the highest score.
 
     Args:

@@ -86,10 +86,10 @@ class RecModel:
             to such. None: the network returns its loss.
         optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
             rule such as `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables'
-            own rules. Of a network and its rows: the optimizer that `hb.auto` returned, or the list
-            of them. None: the network does backward and updates itself. A dense
-            parameter that requires a gradient and is in no optimizer is logged, and so is a network
-            that never changes.
+            own rules. For a model of `hb.auto`: the optimizer that `hb.auto` returned, or the list
+            of them. None: the network does backward and updates itself. A dense parameter that
+            requires a gradient and is in no optimizer is logged, and so is a network that never
+            changes.
         metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
             to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.

@@ -45,8 +45,8 @@ def shard(
 
     Args:
         network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each.
-        dense: the optimizer of its dense parameters; None if there are none. Of a model of
-            `hb.auto`, what that returned.
+        dense: the optimizer of its dense parameters; None if there are none. For a model
+            of `hb.auto`, the optimizer that `hb.auto` returned.
         sparse: the optimizer of its tables; None if there are none, or `dense` has them.
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
         whole_tables: as of `RecModel`.

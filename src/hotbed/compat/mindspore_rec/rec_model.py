@@ -280,7 +280,7 @@ class RecModel:
     def predict(self, *predict_data: Any, backend: None = None) -> Any:
         """Return the predictions of one batch of data; float32 [n], or a dict by label.
 
-        Of several ranks each gets those of its own data. There is one backend, this one.
+        On several ranks each gets those of its own data. There is one backend, this one.
         """
         checks.one_of("predict.backend", backend, (None,))
         data = self._data_of_ranks("predict_data", [predict_data])

@@ -49,7 +49,7 @@ class Join(Source):
         label: the name of the label, if `outcomes` is a source.
         where: only rows with these texts in these columns are impressions.
         lateness_seconds: how long after its end a window closes.
-        idle_seconds: a partition without new events for so long holds no window open.
+        idle_seconds: a partition without new events for this time holds no window open.
         spill: how much of the open impressions lies in memory, and where the rest.
         keeps_unmatched: an outcome of a stream that met no impression becomes a dead letter when
             its window is over. It is held with its columns until then.

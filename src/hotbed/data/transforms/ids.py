@@ -105,7 +105,7 @@ class Cross(Transform):
 class Shift(Transform):
     """Add `by` to whole numbers, which stay within 64 bits by wrapping around.
 
-    Columns that number their values from 0 and share a table get ranges of ids of their own so.
+    With it, columns that number their values from 0 and share a table get ranges of their own.
 
     Example: `Id("shop", table="places", transforms=[Shift(10_000)])`
     """

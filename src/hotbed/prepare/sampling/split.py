@@ -67,8 +67,8 @@ class Holdout(ABC):
 class ByTime(Holdout):
     """The latest rows are for validation: a share `valid`, or those since `from_`.
 
-    Rows of one time are in one part, so that `valid` may be missed by as many rows as there are of
-    one time. Apart from that it is met to 1/4096 of the rows. `from_`: a date or a time, UTC unless
+    Rows of one time are in one part, so the share may be off by the number of rows of one time.
+    Apart from that it is met to 1/4096 of the rows. `from_`: a date or a time, UTC unless
     it has a zone.
 
     Examples: `ByTime(valid=0.1)`, `ByTime(from_="2020-01-01")`

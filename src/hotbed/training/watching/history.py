@@ -109,8 +109,8 @@ class History:
         epochs: one dict for each epoch.
         points: at most 512 moments, thinned evenly as they grow.
         metrics: the value of each metric at the moment that was kept.
-        kept: the moment whose state the model has at the end, where `BestWeights` chose it; else
-            None, and that is the last moment.
+        kept: the moment that `BestWeights` chose, whose state the model has at the end. None: that
+            of the last moment.
         windows: the windows of the callback `Windows`.
         compared: windows of its baseline by name; windows that you add are drawn with them.
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning

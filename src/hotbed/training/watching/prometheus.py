@@ -27,7 +27,7 @@ class Prometheus:
     The default host accepts requests of this machine only. On another host, everybody who can
     reach it can read the values.
 
-    Of several ranks, each serves its own values, with the label `rank`: those of tables count the
+    On several ranks, each serves its own values, with the label `rank`: those of tables count the
     rows on this rank, so that `sum by (table) (hotbed_table_rows)` is the number of all rows.
 
     Args:

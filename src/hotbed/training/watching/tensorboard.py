@@ -22,7 +22,7 @@ class TensorBoard:
     """Write TensorBoard event files every `every_steps` steps.
 
     They hold loss, metrics, windows, learning rates, tables and the state of a stream. A window is
-    written when it closes, with the event time of its end as TensorBoard's "wall" time. Of several
+    written when it closes, with the event time of its end as TensorBoard's "wall" time. On several
     ranks, the first writes the numbers of all. Show the files with `tensorboard --logdir DIR`.
 
     Raises:

@@ -122,7 +122,7 @@ class Windows:
     def points(self) -> list[Window]:
         """The windows so far, oldest first; the last one may still be open.
 
-        Of several ranks, each must ask: the rows of the open window are those of all of them.
+        On several ranks, each must ask: the rows of the open window are those of all of them.
         """
         if not self._rows:
             return list(self._log.windows)
