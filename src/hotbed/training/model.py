@@ -265,7 +265,7 @@ class RecModel:
             depth_for(self.learner.planner, depth) if size == 1 else 0,
             online=True,
             sink_size=size,
-            epoch_steps=_num_batches(train_dataset),
+            epoch_steps=_num_batches(train_dataset, of_stream=True),
         )
         observer = None
         if progressive == "training" or (progressive and self._is_measurable):
@@ -808,11 +808,13 @@ def _listed(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def _num_batches(data: Any) -> int | None:
+def _num_batches(data: Any, *, of_stream: bool = False) -> int | None:
     """Return the number of batches of one pass; None if it is not known."""
     number: int | None = getattr(data, "num_batches", None)
     if number:
         return number
+    if of_stream and not isinstance(data, (list, tuple)):
+        return None  # streams without an end claim lengths
     try:
         return len(data)
     except TypeError:

@@ -533,18 +533,19 @@ def test_data_are_a_pair_with_a_loss_and_all_arguments_without() -> None:
     assert model.engine.counters["steps"] == 2
 
 
-def test_a_dataset_may_be_of_mindspore_s_kind() -> None:
+@pytest.mark.parametrize("sinks", [True, False])
+def test_a_dataset_may_be_of_mindspore_s_kind(sinks: bool) -> None:
     class Streaming:
-        """Blocks for each item, and claims a length that it does not have."""
+        """Blocks for each item, and has no length to ask for."""
 
         def __getitem__(self, item: int) -> tuple[Any, ...]:
             return tuple(part.numpy() for part in data(1, seed=item)[0])
 
         def __len__(self) -> int:
-            return 2**20 - 1
+            raise RuntimeError("a stream has no end")
 
     model = RecModel(net(), "bce", "adam")
-    model.online_train(Streaming(), max_steps=5)  # type: ignore[arg-type]
+    model.online_train(Streaming(), None, sinks, max_steps=5)  # type: ignore[arg-type]
     assert model.engine.counters["steps"] == 5
 
 

@@ -317,19 +317,20 @@ class RecModel:
             optimizer=self.engine.learner.dense,
             train_dataset=data if mode == "train" else None,
             epoch_num=epoch_num,
-            batch_num=_num_batches(data),
+            batch_num=_num_batches(data, of_epochs=epoch_num is not None),
             dataset_sink_mode=dataset_sink_mode,
             parallel_mode="data_parallel" if trains_together() else "stand_alone",
             device_number=world_size() if trains_together() else 1,
         )
 
 
-def _num_batches(data: Any) -> int:
-    """Return the batches of an epoch; of a stream without a length, so many that it has no end."""
+def _num_batches(data: Any, *, of_epochs: bool) -> int:
+    """Return the batches of an epoch; of a stream so many that it has no end, without asking it."""
     number: int | None = getattr(data, "num_batches", None)
     if number is not None:
         return number
-    return len(data) if hasattr(data, "__len__") else sys.maxsize
+    has_length = hasattr(data, "__len__") and (of_epochs or isinstance(data, (list, tuple)))
+    return len(data) if has_length else sys.maxsize
 
 
 def grains_of_ranks(optimizer: Any) -> int:
