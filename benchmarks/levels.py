@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each `amp_level` and `boost_level` really does: the demo's DCNv2 on its training events, one
-level at a time.
+"""What each `amp_level` and `compile` really does: the demo's DCNv2 on its training events, one at
+a time.
 
 One JSON line a level: samples/s (median) of the epochs after the first, seconds that the first
 epoch took longer (compilation), AUC and log loss of the validation events, the largest difference
@@ -25,17 +25,17 @@ import numpy as np
 import torch
 
 import hotbed as hb
-from hotbed.optim.precision import BOOST_LEVELS, precision
+from hotbed.optim.precision import precision
 
 ROOT = Path(__file__).resolve().parent.parent
+COMPILES = {
+    "plain": None,
+    "default": hb.Compile(),
+    "max-autotune-no-cudagraphs": hb.Compile("max-autotune-no-cudagraphs"),
+}
 LEVELS = [
-    ("O0", "O0"),
-    ("O1", "O0"),
-    ("O2", "O0"),
-    ("O3", "O0"),
-    ("auto", "O0"),
-    ("O0", "O1"),
-    ("O0", "O2"),
+    *((level, "plain") for level in ("O0", "O1", "O2", "O3", "auto")),
+    *(("O0", mode) for mode in COMPILES if mode != "plain"),
 ]
 
 
@@ -45,8 +45,10 @@ def measure(
     """One line of the table, and the predictions after the first step."""
     torch.compiler.reset()
     model = job.rec_model(job.schema)
-    given = {"metrics": {"auc", "log_loss"}, "amp_level": levels[0], "boost_level": levels[1]}
-    model = hb.RecModel(model.network, "bce", hb.Adam(lr=3e-3), **given)
+    given = {"metrics": {"auc", "log_loss"}, "amp_level": levels[0]}
+    model = hb.RecModel(
+        model.network, "bce", hb.Adam(lr=3e-3), compile=COMPILES[levels[1]], **given
+    )
     torch.set_num_threads(arguments.threads)  # the job has its own
     train = hb.Dataset(job.train, job.schema, arguments.batch, seed=arguments.seed, cache=True)
     valid = hb.Dataset(job.valid, job.schema, 4096, cache=True)
@@ -61,7 +63,7 @@ def measure(
     scores, rows = model.evaluate(valid), job.train.count_rows()
     line = {
         "amp_level": levels[0],
-        "boost_level": levels[1],
+        "compile": levels[1],
         "samples_per_s": round(rows / steady),
         "slowest_to_fastest": [round(rows / max(seconds[1:])), round(rows / min(seconds[1:]))],
         "first_epoch_extra_s": round(seconds[0] - steady, 2),
@@ -78,10 +80,10 @@ def same_as(
     levels: tuple[str, str], seen: list[tuple[str, str]], device: torch.device
 ) -> str | None:
     """The level before this one that means the same on this device."""
-    meaning = (precision(levels[0], device), BOOST_LEVELS[levels[1]])
+    meaning = (precision(levels[0], device), levels[1])
     for other in seen:
-        if (precision(other[0], device), BOOST_LEVELS[other[1]]) == meaning:
-            return f"amp {other[0]}, boost {other[1]}"
+        if (precision(other[0], device), other[1]) == meaning:
+            return f"amp {other[0]}, {other[1]}"
     return None
 
 
@@ -95,9 +97,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=1024)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument(
-        "--only", default="", help="such as O2/O0: this amp and boost level beside O0/O0"
-    )
+    p.add_argument("--only", default="", help="such as O2/plain: this beside O0/plain")
     arguments = p.parse_args()
     logging.disable(logging.INFO)
     # each level compiles, whatever ran before
@@ -107,7 +107,7 @@ def main() -> None:
     chosen = [
         levels
         for levels in LEVELS
-        if not arguments.only or "/".join(levels) in ("O0/O0", arguments.only)
+        if not arguments.only or "/".join(levels) in ("O0/plain", arguments.only)
     ]
     plain: np.ndarray | None = None
     for number, levels in enumerate(chosen):

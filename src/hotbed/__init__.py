@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from .models import losses as losses
     from .optim import schedule as schedules  # noqa: F401 - public under this name
     from .optim.combined import CombinedOptimizer as CombinedOptimizer
-    from .optim.precision import Boost as Boost
+    from .optim.precision import Compile as Compile
     from .optim.sparse import SparseOptimizer as SparseOptimizer
     from .optim.sparse import dense_parameters as dense_parameters
     from .persist.publish import Follower as Follower
@@ -91,9 +91,9 @@ _HOMES: dict[str, str] = {
     "Ahead": "training.ahead.data:Ahead",
     "Insert": "training.ahead.insert:Insert",
     "Batch": "data.batch:Batch",
-    "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",
     "CombinedOptimizer": "optim.combined:CombinedOptimizer",
+    "Compile": "optim.precision:Compile",
     "Constant": "embedding.init:Constant",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",

@@ -1449,7 +1449,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hb.RecModel(nn.Linear(1, 1), "bce", "adam", grains=4),
         "ranks: several ranks share the rows of tables, got a network without a table",
     ),
-    "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
+    "compile": (lambda: step(small(), compile=hb.Compile()), "a compiled network"),
     "tuples": (
         lambda: step(small(), (torch.ones(4), torch.ones(4))),
         "columns of a batch, got a tuple",

@@ -50,7 +50,7 @@ class Fit:
         torch_threads: threads of the dense network; None = torch's choice, with several grains 1.
             Small networks are fastest with 1.
         amp_level: as in `RecModel`.
-        boost_level: as in `RecModel`.
+        compile: mode of torch.compile for the training step; None = it is not compiled.
         flush_seconds: of an endless `stream`, as in `Dataset`.
         max_ahead_seconds: as in `Dataset`.
     """
@@ -62,7 +62,9 @@ class Fit:
     on_error: Literal["raise", "skip"] = "raise"
     torch_threads: int | None = None
     amp_level: Literal["O0", "O1", "O2", "O3", "auto"] = "O0"
-    boost_level: Literal["O0", "O1", "O2"] = "O0"
+    compile: (
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
+    ) = None
     flush_seconds: float | None = None
     max_ahead_seconds: float | None = None
 
@@ -293,6 +295,7 @@ class Job:
         The dense parameters depend on `seed` only.
         """
         from hotbed.models.losses import Loss, MultiTask
+        from hotbed.optim.precision import Compile
         from hotbed.parallel.world import trains_together, world_size
         from hotbed.training.model import RecModel, set_seed
 
@@ -313,7 +316,7 @@ class Job:
             self.optimizer,
             self._metrics(),
             amp_level=self.fit.amp_level,
-            boost_level=self.fit.boost_level,
+            compile=None if self.fit.compile is None else Compile(self.fit.compile),
             grains=grains,
         )
 

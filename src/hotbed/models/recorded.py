@@ -39,7 +39,7 @@ def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
     """Record outputs of modules, and their gradients, while the network runs within.
 
     They are copies in host memory, of the newest pass. Under loss scaling, gradients are multiplied
-    by the scale. A step that torch.compile compiled (`boost_level`) may leave the hooks out.
+    by the scale. A step that torch.compile compiled (`RecModel(compile=)`) may leave the hooks out.
 
     Args:
         network: any module; of a RecModel, `model.network`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed precision and compilation: the meaning of `amp_level` and `boost_level` of a `RecModel`.
+"""Mixed precision and compilation: the meaning of `amp_level` and `compile` of a `RecModel`.
 
 | amp_level | CPU                                          | CUDA                                 |
 |-----------|----------------------------------------------|--------------------------------------|
@@ -8,13 +8,9 @@
 | O3        | dense parameters and arithmetic in bfloat16  | the same; no loss scaling            |
 | auto      | O0, with one log line                        | O2                                   |
 
-| boost_level | training step                                                              |
-|-------------|----------------------------------------------------------------------------|
-| O0          | not compiled                                                               |
-| O1          | `torch.compile(network, mode="default", dynamic=True)`                     |
-| O2          | `torch.compile(network, mode="max-autotune-no-cudagraphs", dynamic=True)`  |
+`compile` compiles the training step: `torch.compile(network, mode=..., dynamic=True)`.
 
-No level promises a speedup; `docs/training.md` gives the measurements. Rows of tables are float32
+Neither promises a speedup; `docs/training.md` gives the measurements. Rows of tables are float32
 at all levels.
 """
 
@@ -103,15 +99,15 @@ def precision(level: str, device: torch.device) -> AmpPrecision:
 
 
 @dataclass(frozen=True)
-class Boost:
-    """Settings of `torch.compile` for the training step, for your own `boost_level`."""
+class Compile:
+    """Settings of `torch.compile` for the training step: `RecModel(compile=hb.Compile())`."""
 
     mode: str = "default"
     dynamic: bool | None = True
     fullgraph: bool = False
     backend: str = "inductor"
 
-    def compile(self, network: nn.Module) -> nn.Module:
+    def compiled(self, network: nn.Module) -> nn.Module:
         """Return the compiled `network`; it shares the parameters of the original."""
         compiled = torch.compile(
             network,
@@ -121,21 +117,3 @@ class Boost:
             backend=self.backend,
         )
         return cast(nn.Module, compiled)
-
-
-BOOST_LEVELS: dict[str, Boost | None] = {
-    "O0": None,
-    "O1": Boost(),
-    "O2": Boost(mode="max-autotune-no-cudagraphs"),
-}
-
-
-def boost(level: str | Boost) -> Boost | None:
-    """Return the settings of a `boost_level`; None = the network is not compiled.
-
-    Raises ConfigError for an unknown level.
-    """
-    if isinstance(level, Boost):
-        return level
-    checks.one_of("boost_level", level, BOOST_LEVELS, did_you_mean(str(level), BOOST_LEVELS))
-    return BOOST_LEVELS[level]

@@ -12,6 +12,7 @@ from hotbed.config import did_you_mean
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.optim.precision import Compile
 
 
 def check_network(network: Any) -> None:
@@ -24,26 +25,21 @@ def check_network(network: Any) -> None:
         raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
 
 
-def check_evaluation(network: Any, indexes: Any) -> None:
-    """Raise ConfigError unless these can be eval_network and eval_indexes, or are None."""
-    if indexes is not None and network is None:
-        raise ConfigError(
-            f"eval_indexes: positions in the outputs of eval_network, got {indexes!r} without "
-            "eval_network. Give eval_network as well, or leave eval_indexes out."
-        )
+def check_evaluation(network: Any) -> None:
+    """Raise ConfigError unless this can be eval_network, or is None."""
     if isinstance(network, type) or not (network is None or callable(network)):
         kind = f"the class {network.__name__}" if isinstance(network, type) else repr(network)
         raise ConfigError(
             f"eval_network: must be an nn.Module or a function of the items of a batch, got "
             f"{kind:.60}. Give such, or None."
         )
-    if indexes is None:
-        return
-    is_three = isinstance(indexes, Sequence) and len(indexes) == 3
-    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
+
+
+def check_compile(settings: Any) -> None:
+    """Raise ConfigError unless this can be `compile`, or is None."""
+    if settings is not None and not isinstance(settings, Compile):
         raise ConfigError(
-            f"eval_indexes: three positions needed, got {indexes!r:.60}. "
-            "Give those of loss, prediction and label in eval_network's outputs."
+            f"compile: must be a Compile, got {settings!r:.60}. Give such as hb.Compile(), or None."
         )
 
 

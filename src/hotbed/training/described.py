@@ -21,11 +21,13 @@ from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.combined import Parts
 from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.held import ROOT
-from hotbed.optim.precision import Boost
+from hotbed.optim.precision import Compile
 from hotbed.optim.sparse import dense_parameters
 
 WITHIN = ("lookups", "optimizers")
 """Members of a model's description that are no arguments of RecModel: `described_within`."""
+BEFORE = "boost_level"
+"""The argument in whose place `compile` came; states of earlier builds have it."""
 
 
 def described_argument(value: Any) -> Any:
@@ -84,6 +86,17 @@ def described_within(network: nn.Module, optimizers: Mapping[str, Any]) -> dict[
     return {name: member for name, member in members.items() if member}
 
 
+def rebuilt_arguments(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the arguments of RecModel from the description of a model."""
+    arguments: dict[str, Any] = {}
+    for name, value in described.items():
+        if name == BEFORE:
+            arguments["compile"] = _compiled_before(value)
+        elif value is not None and name not in WITHIN:
+            arguments[name] = rebuilt_argument(name, value)
+    return arguments
+
+
 def rebuilt_argument(name: str, value: Any) -> Any:
     """Build the argument `name` from its description: the inverse of `described_argument`."""
     if name == "metrics":
@@ -94,9 +107,18 @@ def rebuilt_argument(name: str, value: Any) -> Any:
         return _rebuilt_optimizer(value)
     if name == "loss_fn":
         return _rebuilt_loss(value)
-    if name == "boost_level":
-        return build(value, Boost, "boost_level")
+    if name == "compile":
+        return build(value, Compile, "compile")
     return value
+
+
+def _compiled_before(level: Any) -> Compile | None:
+    """Return the value of `compile` that an argument of earlier builds stood for."""
+    if isinstance(level, dict):
+        settings: Compile = build({**level, "kind": "compile"}, Compile, BEFORE)
+        return settings
+    modes = {"O1": "default", "O2": "max-autotune-no-cudagraphs"}
+    return Compile(modes[level]) if level in modes else None
 
 
 def _rebuilt_optimizer(value: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from hotbed.parallel.world import trains_together
 from hotbed.persist.container.check.manifest import NOT_BUILT
 from hotbed.persist.container.format import Reader, open_checkpoint, read_newest
 from hotbed.persist.state.restoring import check_one_state
-from hotbed.training.described import WITHIN, rebuilt_argument
+from hotbed.training.described import rebuilt_arguments
 from hotbed.training.model import RecModel
 
 _SPARE_NUMBERS = 1 << 20
@@ -89,12 +89,7 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
             with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
                 _check_size(reader, build(spec, nn.Module, "network", parts))
             network = build(spec, nn.Module, "network", parts)
-        arguments = {
-            name: rebuilt_argument(name, value)
-            for name, value in described.items()
-            if value is not None and name not in WITHIN
-        }
-        model = RecModel(network, **arguments)
+        model = RecModel(network, **rebuilt_arguments(described))
     except NOT_BUILT as error:
         if is_given and isinstance(error, HotbedError):  # the network is the caller's
             raise

@@ -19,7 +19,7 @@ end yields None now and then, a tick: there is nothing new, but callbacks may ac
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -60,38 +60,36 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
         return
     _prepare_dataset(run, must_match=update is not None)
     shard = run.learner.shard
-    with closing(_calls(data, run, update)) as calls:
-        for examples in calls:
+    with closing(_mapped(data, run, update)) as examples:
+        for example in examples:
             with _marked(run):
                 if update is not None:
                     shard.enter("map", run.model.counters["steps"] + 1)
-                run.example = examples[0]
+                run.example = example
                 callbacks("on_step_begin", run)
-                for example in examples:
-                    run.example = example
-                    if update is None:
-                        check_scored(shard, example)
-                    if observer is not None:
-                        observer.observe(example)
-                        callbacks("on_predicted", run)
-                    if update is not None:
-                        planned = example
-                        if update.planner is not None:
-                            planned = update.planner.map(example)
-                        loss = update.forward(planned)
-                        if run.stage is not None:  # backward leaves Python's lock to the reader
-                            run.stage.advance(planned)
-                        update.backward(loss)
-                        run.loss = loss.detach()
-                        del loss, planned  # with them, the rows of this batch
-                        if update.gradients_are_finite():
-                            callbacks("on_gradients", run)
-                            update.step()
-                        else:
-                            run.counts.skipped += 1
-                    run.count(example, learned=update is not None)
-                    if observer is not None:
-                        observer.settle()
+                if update is None:
+                    check_scored(shard, example)
+                if observer is not None:
+                    observer.observe(example)
+                    callbacks("on_predicted", run)
+                if update is not None:
+                    planned = example
+                    if update.planner is not None:
+                        planned = update.planner.map(example)
+                    loss = update.forward(planned)
+                    if run.stage is not None:  # backward leaves Python's lock to the reader
+                        run.stage.advance(planned)
+                    update.backward(loss)
+                    run.loss = loss.detach()
+                    del loss, planned  # with them, the rows of this batch
+                    if update.gradients_are_finite():
+                        callbacks("on_gradients", run)
+                        update.step()
+                    else:
+                        run.counts.skipped += 1
+                run.count(example, learned=update is not None)
+                if observer is not None:
+                    observer.settle()
                 callbacks("on_step_end", run)
                 if update is not None:
                     shard.enter("reading", run.model.counters["steps"] + 1)
@@ -101,10 +99,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     run.loss = None
 
 
-def _calls(
-    data: Iterable[Any], run: Run, update: Update | None
-) -> Generator[Sequence[Example], None, None]:
-    """Yield the examples of each call: those between two `on_step_end`."""
+def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[Example, None, None]:
+    """Yield each example, with ids that are mapped ahead where they may be."""
     planner = None if update is None else update.planner
     run.stage = stage = MapStage(
         _examples(data, run),
@@ -117,20 +113,14 @@ def _calls(
     )
     if update is not None and (run.goal.depth or isinstance(run.dataset, Dataset)):
         stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead
-    examples: list[Example] = []
     with closing(stage):
         for example in stage:
             if example is None:
                 run.callbacks("on_idle", run)
             else:
-                examples.append(example)
-            if len(examples) == run.goal.sink_size:
-                yield examples
-                examples = []
+                yield example
             if run.ends():
                 return
-    if examples:
-        yield examples
 
 
 def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:

@@ -12,7 +12,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer
-from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.parallel.world import trains_together
 from hotbed.training.arguments import tables_of
@@ -29,7 +29,7 @@ def make_learner(
     grains: int,
     precision: AmpPrecision,
     amp_level: str,
-    boost: Boost | None,
+    compiles: Compile | None,
 ) -> StepLearner | SelfUpdating:
     """Return the learner that arguments of `RecModel` ask for.
 
@@ -40,14 +40,19 @@ def make_learner(
         grains: of a step.
         precision: what `amp_level` stands for.
         amp_level: as the user gave it, for messages.
-        boost: how the step is compiled; None if it is not.
+        compiles: how the step is compiled; None if it is not.
 
     Raises:
         ConfigError: the arguments do not go together; the message says which.
     """
     if grains > 1:
-        _check_runs_by_grains(grains, optimizer, boost)
+        _check_runs_by_grains(grains, optimizer, compiles)
     if optimizer is None:
+        if compiles is not None:
+            raise ConfigError(
+                "compile: without an optimizer the network updates itself, got "
+                f"{compiles}. Give an optimizer, or compile the network yourself."
+            )
         if precision.compute is not None:
             raise ConfigError(
                 "amp_level: without an optimizer the network updates itself, got "
@@ -78,17 +83,23 @@ def make_learner(
             network, criterion, dense_part, sparse, grains, combined=combined, precision=precision
         )
     return StepLearner(
-        network, criterion, dense_part, sparse, combined=combined, precision=precision, boost=boost
+        network,
+        criterion,
+        dense_part,
+        sparse,
+        combined=combined,
+        precision=precision,
+        compiles=compiles,
     )
 
 
-def _check_runs_by_grains(grains: int, optimizer: Any, boost: Boost | None) -> None:
+def _check_runs_by_grains(grains: int, optimizer: Any, compiles: Compile | None) -> None:
     """Raise ConfigError if a step cannot run the network once a grain, and then update it."""
-    if optimizer is None or boost is not None:
+    if optimizer is None or compiles is not None:
         what = "a network that updates itself" if optimizer is None else "a compiled network"
         raise ConfigError(
             f"grains: a step by grains runs the network and its update itself, got {grains} "
-            f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
+            f"grains and {what}. Leave grains out, or give an optimizer and no compile."
         )
 
 

@@ -26,7 +26,7 @@ from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.dense import set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
-from hotbed.optim.precision import Boost, boost, precision
+from hotbed.optim.precision import Compile, precision
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at
 from hotbed.parallel.world import check_not_wrapped, speaks
@@ -39,7 +39,13 @@ from hotbed.persist.state import checkpoint, restoring
 from hotbed.persist.upkeep.warm_starts import warm_start
 from hotbed.persist.upkeep.words import types_there
 from hotbed.training.ahead import depth_for, unwrap
-from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
+from hotbed.training.arguments import (
+    check_compile,
+    check_evaluation,
+    check_names,
+    check_network,
+    tables_of,
+)
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.described import (
     described_argument,
@@ -59,7 +65,7 @@ from hotbed.training.loop import (
     pass_over,
 )
 from hotbed.training.make_learner import make_learner
-from hotbed.training.online import StreamLimits, batches_a_call, follow
+from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.stages.compared import compared
@@ -68,7 +74,7 @@ from hotbed.training.stages.learner import check_not_moved
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.one_pass import obstacle_to_one_pass
 from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
-from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
+from hotbed.training.stages.scorer import Collector, Parted, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
@@ -93,11 +99,9 @@ class RecModel:
         metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
             to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.
-        eval_indexes: positions of loss, prediction and label in eval_network's outputs; None =
-            every metric gets all.
         amp_level: "O0", "O1", "O2", "O3" or "auto": see `hotbed.optim.precision`.
-        boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
-            `hotbed.optim.precision`.
+        compile: how torch.compile compiles the training step, such as `hb.Compile()`; None: it
+            does not.
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
         whole_tables: names of tables that lie on one rank each, where there are several; the rows
             of others are spread over all ranks. No bit depends on it; see docs/ranks.md.
@@ -122,16 +126,16 @@ class RecModel:
         ),
         metrics: Any = None,
         eval_network: Callable[..., Any] | None = None,
-        eval_indexes: Sequence[int] | None = None,
         amp_level: str = "O0",
-        boost_level: str | Boost = "O0",
+        compile: Compile | None = None,
         grains: int = 1,
         whole_tables: Sequence[str] = (),
     ) -> None:
         connect_ranks(grains)
         check_network(network)
         checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
-        check_evaluation(eval_network, eval_indexes)
+        check_evaluation(eval_network)
+        check_compile(compile)
         self.network = network
         self.eval_network = eval_network
         self.tables = tables_of(network)
@@ -143,19 +147,16 @@ class RecModel:
             "optimizer": optimizer,
             "metrics": metrics,
             "amp_level": amp_level,
-            "boost_level": boost_level,
+            "compile": compile,
         }
         if grains > 1:
             self._arguments["grains"] = grains
-        if eval_network is None or eval_indexes is not None:
+        if eval_network is None or isinstance(eval_network, Parted):
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
         self.encoder: Any = None
-        self._indexes: tuple[int, int, int] | None = None
-        if eval_indexes is not None:
-            self._indexes = (eval_indexes[0], eval_indexes[1], eval_indexes[2])
         self._criterion = None if loss_fn is None else Criterion(loss_fn)
         if self.metrics and eval_network is None and self._criterion is None:
             raise ConfigError(
@@ -164,9 +165,8 @@ class RecModel:
             )
         self._precision = precision(amp_level, device_of(network))
         self._has_begun = False  # whether step() was called
-        compiles = self._effective_boost(boost(boost_level), optimizer)
         self.learner = make_learner(
-            network, self._criterion, optimizer, grains, self._precision, amp_level, compiles
+            network, self._criterion, optimizer, grains, self._precision, amp_level, compile
         )
         check_names("whole_tables", whole_tables, self.tables)
         if isinstance(self.learner, RankLearner):
@@ -228,8 +228,6 @@ class RecModel:
         self,
         train_dataset: Iterable[Any],
         callbacks: Any = None,
-        dataset_sink_mode: bool = True,
-        sink_size: int = 1,
         *,
         max_steps: int | None = None,
         max_seconds: float | None = None,
@@ -247,9 +245,7 @@ class RecModel:
         a callback, or by SIGINT or SIGTERM, always after a whole step. With the callback
         `Checkpoint` a later call resumes where this one ended or failed.
 
-        With `dataset_sink_mode` on a device other than the CPU, `sink_size` batches are moved there
-        and learned in one call, after which `on_step_end` is called once. A CPU learns batch by
-        batch in either mode. `valid` is the data that `Validate` evaluates.
+        `valid` is the data that `Validate` evaluates.
 
         Example:
             >>> checkpoint = hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)
@@ -258,13 +254,11 @@ class RecModel:
         train_dataset, depth, cores = unwrap(train_dataset, self.network, self.grains)
         check_batches("train_dataset", train_dataset)
         self._divide(train_dataset)
-        size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         goal = Goal(
             train_dataset,
             valid,
-            depth_for(self.learner.planner, depth) if size == 1 else 0,
+            depth_for(self.learner.planner, depth),
             online=True,
-            sink_size=size,
             epoch_steps=_num_batches(train_dataset, of_stream=True),
         )
         observer = None
@@ -595,7 +589,6 @@ class RecModel:
             self._criterion,
             self.metrics,
             eval_network=self.eval_network,
-            indexes=self._indexes,
             precision=self._precision,
         )
 
@@ -664,11 +657,7 @@ class RecModel:
 
     def _measured(self) -> dict[str, Any]:
         """Return what an evaluation computes, as ranks compare it."""
-        return {
-            "metrics": compared(self.metrics),
-            "eval_network": compared(self.eval_network),
-            "eval_indexes": self._indexes,
-        }
+        return {"metrics": compared(self.metrics), "eval_network": compared(self.eval_network)}
 
     def _compare_ranks(self) -> None:
         """Raise ConfigError, on every rank, if they would evaluate other models."""
@@ -688,7 +677,8 @@ class RecModel:
     @property
     def _is_measurable(self) -> bool:
         """Whether evaluation has anything to compute; a network that updates itself may not."""
-        return bool(self.metrics) or self._criterion is not None or self._indexes is not None
+        has_loss = self._criterion is not None or isinstance(self.eval_network, Parted)
+        return bool(self.metrics) or has_loss
 
     def _check_measurable(self, where: str) -> None:
         """Raise ConfigError where evaluation would have nothing to compute."""
@@ -722,23 +712,6 @@ class RecModel:
         here = {name: {"rows": len(table)} for name, table in self.tables.items()}
         (rows,) = self.learner.summed([here])
         return any(counters["rows"] for counters in rows.values())
-
-    def _effective_boost(self, wished: Boost | None, optimizer: Any) -> Boost | None:
-        if wished is None:
-            return None
-        missing = []
-        if optimizer is None:
-            missing.append("optimizer")
-        if self.eval_network is None and not self.metrics:
-            missing.append("eval_network or metrics")
-        if missing:
-            log.warning(
-                "boost_level=%r has no effect: no %s",
-                self._arguments["boost_level"],
-                " and no ".join(missing),
-            )
-            return None
-        return wished
 
 
 class Evaluation:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hotbed import checks
-from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.loop import measure, pass_over, reported
 from hotbed.training.run import Run
@@ -104,26 +103,3 @@ def ended_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for ending_signal, handler in before.items():
             signal.signal(ending_signal, handler)
-
-
-def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
-    """Return how many batches are learned between two `on_step_end`.
-
-    That is `sink_size` where batches are moved to a device before they are learned, else 1. A CPU
-    learns batch by batch; one line is logged then.
-
-    Raises:
-        ConfigError: `sink_mode` is not a bool; or it is True and `sink_size` not an integer >= 1.
-    """
-    if not isinstance(sink_mode, bool):
-        raise ConfigError(
-            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
-        )
-    if not sink_mode:
-        return 1
-    advice = "Give the number of batches of one call."
-    checks.whole_number("sink_size", sink_size, 1, advice=advice)
-    if device_type == "cpu":
-        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
-        return 1
-    return sink_size

@@ -78,7 +78,6 @@ class Goal:
         first_epoch: number of the first epoch of a fit, counted over all fits of the model.
         end_epoch: number of its last epoch plus one.
         epoch_steps: number of batches of an epoch; None if it is not known.
-        sink_size: batches learned between two `on_step_end`.
         agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
         wishes: what a join of streams in the data is asked for.
     """
@@ -90,7 +89,6 @@ class Goal:
     first_epoch: int = 0
     end_epoch: int = 1
     epoch_steps: int | None = None
-    sink_size: int = 1
     agrees: bool = False
     wishes: JoinWishes = NO_WISHES
 

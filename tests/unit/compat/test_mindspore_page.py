@@ -140,19 +140,16 @@ def test_the_eight_arguments_have_their_order_and_defaults() -> None:
     assert parameters[0].name == "network"
     more = [(p.name, p.kind) for p in parameters[8:]]
     assert more == [("boost_config_dict", 3), ("grains", 3), ("data_parallel", 3)]
-    plain = list(inspect.signature(hb.RecModel).parameters)
-    assert plain == [*(p.name for p in parameters[:8]), "grains", "whole_tables"]
 
 
 def test_online_train_has_its_four_arguments() -> None:
-    for face in (RecModel, hb.RecModel):
-        parameters = list(inspect.signature(face.online_train).parameters.values())[1:5]
-        assert [(p.name, p.default) for p in parameters] == [
-            ("train_dataset", inspect.Parameter.empty),
-            ("callbacks", None),
-            ("dataset_sink_mode", True),
-            ("sink_size", 1),
-        ]
+    parameters = list(inspect.signature(RecModel.online_train).parameters.values())[1:5]
+    assert [(p.name, p.default) for p in parameters] == [
+        ("train_dataset", inspect.Parameter.empty),
+        ("callbacks", None),
+        ("dataset_sink_mode", True),
+        ("sink_size", 1),
+    ]
 
 
 def test_a_network_alone_is_enough_if_it_updates_itself() -> None:
@@ -238,11 +235,29 @@ def test_an_eval_network_that_is_a_function_runs_in_eval_mode() -> None:
     assert network.training
 
 
-def test_eval_indexes_are_three_positions_of_an_eval_network() -> None:
-    with pytest.raises(ValueError, match="three positions"):
-        RecModel(net(), "bce", "adam", {"auc"}, EvalNet(net()), [0, 1])
+@pytest.mark.parametrize("indexes", [[], [0, 1], [0, 1, 2, 3], (0,), 3, [0, 1.5, 2], "012"])
+def test_eval_indexes_are_three_positions_of_an_eval_network(indexes: Any) -> None:
+    with pytest.raises(ValueError, match="eval_indexes: three positions"):
+        RecModel(net(), "bce", "adam", {"auc"}, EvalNet(net()), indexes)
     with pytest.raises(ValueError, match="without eval_network"):
         RecModel(net(), "bce", "adam", {"auc"}, None, [0, 1, 2])
+
+
+def test_eval_indexes_say_where_loss_prediction_and_label_are() -> None:
+    def judge(ids: torch.Tensor, label: torch.Tensor) -> tuple[Any, ...]:
+        return label, "not this", label * 0.9, torch.tensor(0.25)
+
+    # set_indexes wins over eval_indexes
+    metrics = {"own": hb.metrics.AUC().set_indexes([2, 0]), "auc": "auc", "acc": "acc"}
+    model = RecModel(net(), "bce", "adam", metrics, judge, [3, 2, 0])
+    assert model.eval(data(3)) == {"own": 1.0, "auc": 1.0, "acc": 1.0, "loss": 0.25}
+    assert model.eval_network is judge
+    assert model.online_train(data(2)).metrics["loss"] == 0.25
+    model = RecModel(net(), "bce", "adam", {"auc"}, judge, [3, 2, 7])
+    with pytest.raises(ConfigError, match="eval_indexes: no output 7, got 4 outputs"):
+        model.eval(data(3))
+    without = RecModel(net(), "bce", "adam", None, judge, [3, 2, 0])
+    assert without.eval(data(3)) == {"loss": 0.25}
 
 
 def test_without_eval_indexes_each_metric_gets_every_output() -> None:
@@ -294,14 +309,15 @@ def test_boost_config_dict_sets_the_compilation(
 
     def boost(level: str, config: dict[str, Any]) -> Any:
         model = RecModel(net(), "bce", "adam", {"auc"}, boost_level=level, boost_config_dict=config)
-        return model.engine.arguments["boost_level"]
+        return model.engine.arguments["compile"]
 
-    assert boost("O1", {"backend": "eager"}) == hb.Boost(backend="eager")
-    assert boost("O2", {"dynamic": None}).mode == "max-autotune-no-cudagraphs"
-    assert boost("O0", {"backend": "eager"}) == "O0"
-    assert boost("O1", {"boost": {"mode": "disable_all"}}) == "O0"
+    assert boost("O1", {}) == hb.Compile("default")
+    assert boost("O1", {"backend": "eager"}) == hb.Compile(backend="eager")
+    assert boost("O2", {"dynamic": None}) == hb.Compile("max-autotune-no-cudagraphs", dynamic=None)
+    assert boost("O0", {"backend": "eager"}) is None
+    assert boost("O1", {"boost": {"mode": "disable_all"}}) is None
     mindspore = {"boost": {"mode": "auto", "less_bn": True}, "grad_freeze": {"freeze_p": 0.7}}
-    assert boost("O1", mindspore) == "O1"
+    assert boost("O1", mindspore) == hb.Compile()
     lines = [record.message for record in caplog.records if "boost_config_dict" in record.message]
     assert len(lines) == 1
     assert "boost, grad_freeze" in lines[0]
@@ -309,9 +325,35 @@ def test_boost_config_dict_sets_the_compilation(
         boost("O1", {"backed": "eager"})
 
 
-def test_boost_without_its_companions_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    RecModel(net(), "bce", "adam", boost_level="O1")
-    assert "boost_level='O1' has no effect: no eval_network or metrics" in caplog.text
+def test_boost_takes_effect_with_an_optimizer_and_an_evaluation_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiled = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def learn(*arguments: Any) -> None:
+        network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+        model = RecModel(network, *arguments, boost_level=hb.Compile(backend=backend))
+        if model.engine.learner.dense is not None:
+            model.online_train([(torch.ones(8, 3), torch.ones(8))])
+
+    learn()
+    assert "has no effect: no optimizer and no eval_network or metrics" in caplog.text
+    caplog.clear()
+    learn("mse", "adam")
+    assert "has no effect: no eval_network or metrics" in caplog.text
+    assert not compiled
+    caplog.clear()
+    learn("mse", "adam", {"accuracy"})
+    assert compiled
+    compiled.clear()
+    torch.compiler.reset()
+    learn("mse", "adam", None, lambda *items: items)
+    assert compiled
+    assert "has no effect" not in caplog.text
 
 
 # --- online_train(train_dataset, callbacks, dataset_sink_mode, sink_size) --------------------------
@@ -405,7 +447,7 @@ def test_a_sunk_call_is_an_epoch_with_step_end_at_its_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(model.engine.learner, "device", device)
     monkeypatch.setattr("hotbed.training.stages.learner.device_of", lambda network: device)
     events = Events()
-    model.online_train(data(6), events, sink_size=3)
+    model.online_train(data(8), events, sink_size=3)
     assert events.calls == [
         "begin 0.0",
         "epoch_begin 1.0",
@@ -416,7 +458,11 @@ def test_a_sunk_call_is_an_epoch_with_step_end_at_its_end(monkeypatch: pytest.Mo
         "step_begin 2.6",
         "step_end 2.6",
         "epoch_end 2.6",
-        "end 2.6",
+        "epoch_begin 3.6",
+        "step_begin 3.9",
+        "step_end 3.8",
+        "epoch_end 3.8",
+        "end 3.8",
     ]
 
 
@@ -572,7 +618,7 @@ def test_only_callbacks_that_use_tables_stop_mapping_ahead() -> None:
 
     model = RecModel(net(), "bce", "adam")
     training = Training(model.engine, [], CallbackParams())
-    sunk = Training(model.engine, [], CallbackParams(), sinks=True)
+    sunk = Training(model.engine, [], CallbackParams(), sink_size=1)
 
     class Epochs(Callback):
         def epoch_end(self, run_context: RunContext) -> None: ...

@@ -17,7 +17,7 @@ import hotbed as hb
 from hotbed.config import build, describe
 from hotbed.errors import ConfigError
 from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
-from hotbed.optim.precision import boost, precision
+from hotbed.optim.precision import precision
 from hotbed.optim.schedule import Chain, Cosine, Hold, Polynomial, Schedule, Warmup
 
 
@@ -262,5 +262,3 @@ def test_levels_mean_what_their_table_says() -> None:
     assert precision("auto", cuda) == precision("O2", cuda)
     assert precision("O3", cuda).convert
     assert not precision("O3", cuda).scaled
-    assert boost("O0") is None
-    assert boost("O2").mode == "max-autotune-no-cudagraphs"

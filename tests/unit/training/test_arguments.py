@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The eight arguments of RecModel mean in online_train what the page of mindspore_rec.RecModel
-says.
-"""
+"""The arguments of RecModel mean in online_train what docs/training.md says."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError
-from hotbed.optim.precision import Boost
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest
 
@@ -124,18 +121,6 @@ def test_5_without_an_eval_network_network_and_loss_fn_evaluate_with_one_it_does
     assert history.metrics["calibration"] == pytest.approx(0.25 * 48 / positives)
 
 
-def test_6_eval_indexes_are_three_positions_of_loss_prediction_and_label() -> None:
-    def evaluate(data: torch.Tensor, label: torch.Tensor) -> tuple[Any, ...]:
-        return label, "not this", torch.tensor(0.125), torch.full((len(data),), 0.25)
-
-    history = online(hb.RecModel(Calls(), "bce", "adam", {"calibration"}, evaluate, [2, 3, 0]))
-    assert history.metrics["loss"] == pytest.approx(0.125)
-    with pytest.raises(ValueError, match="eval_indexes: three positions needed"):
-        hb.RecModel(Calls(), "bce", "adam", {"calibration"}, evaluate, [2, 3])
-    with pytest.raises(ConfigError, match="eval_indexes: no output 7"):
-        online(hb.RecModel(Calls(), "bce", "adam", {"calibration"}, evaluate, [2, 7, 0]))
-
-
 @pytest.mark.parametrize(
     ("level", "dtype", "inside"),
     [
@@ -183,40 +168,8 @@ def test_7_amp_level_on_a_cpu(
     )
 
 
-def test_8_boost_level_takes_effect_with_an_optimizer_and_an_evaluation_only(caplog: Any) -> None:
-    """A level compiles the training step; a `Boost(…)` says how; what is missing for it is said,
-    and then it does nothing.
-    """
-    compiled = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(graph)
-        return graph.forward
-
-    boost = Boost(backend=backend)
-    hb.RecModel(OwnUpdate(), boost_level=boost)
-    assert "has no effect: no optimizer and no eval_network or metrics" in caplog.text
-    caplog.clear()
-    online(hb.RecModel(nn.Linear(3, 1), "mse", "adam", boost_level=boost))
-    assert "has no effect: no eval_network or metrics" in caplog.text
-    assert not compiled
-    caplog.clear()
-    online(hb.RecModel(nn.Linear(3, 1), "mse", "adam", {"accuracy"}, boost_level=boost))
-    assert compiled
-    assert "has no effect" not in caplog.text
-    compiled.clear()
-    torch.compiler.reset()
-    online(
-        hb.RecModel(nn.Linear(3, 1), "mse", "adam", None, lambda *items: items, boost_level=boost)
-    )
-    assert compiled
-
-
-@pytest.mark.parametrize(
-    ("level", "mode"), [("O1", "default"), ("O2", "max-autotune-no-cudagraphs")]
-)
-def test_8_boost_levels_are_modes_of_torch_compile(
-    level: str, mode: str, monkeypatch: pytest.MonkeyPatch
+def test_8_compile_compiles_the_training_step_with_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -225,7 +178,8 @@ def test_8_boost_levels_are_modes_of_torch_compile(
         return network
 
     monkeypatch.setattr(torch, "compile", compile_)
-    online(hb.RecModel(Calls(), "bce", "adam", {"accuracy"}, boost_level=level))
-    assert asked == [{"mode": mode, "dynamic": True, "fullgraph": False, "backend": "inductor"}]
-    hb.RecModel(Calls(), "bce", "adam", {"accuracy"}, boost_level="O0")
+    online(hb.RecModel(Calls(), "bce", "adam", compile=hb.Compile("max-autotune")))
+    settings = {"dynamic": True, "fullgraph": False, "backend": "inductor"}
+    assert asked == [{"mode": "max-autotune", **settings}]
+    hb.RecModel(Calls(), "bce", "adam", {"accuracy"})
     assert len(asked) == 1

@@ -56,9 +56,12 @@ def empty(world: Any) -> hb.Dataset:
             "network: not an nn.Module, got method",
         ),
         (
-            lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_indexes=[0, 1, 2]),
-            "eval_indexes: positions in the outputs of eval_network, got [0, 1, 2] without "
-            "eval_network",
+            lambda net, world: hb.RecModel(net, "bce", "adam", compile="default"),
+            "compile: must be a Compile, got 'default'. Give such as hb.Compile(), or None.",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, compile=hb.Compile()),
+            "compile: without an optimizer the network updates itself, got Compile(mode='default'",
         ),
         (
             lambda net, world: hb.RecModel(net, 3, "adam"),
@@ -249,13 +252,6 @@ def test_predict_of_none_says_what_to_give(network: Any) -> None:
         ConfigError, match=r"data: neither a Dataset .* got NoneType\. Give hb\.Dataset"
     ):
         hb.RecModel(network(), "bce", "adam").predict(None)
-
-
-@pytest.mark.parametrize("size", [0, -3, "one"])
-def test_sink_size_is_ignored_without_sink_mode(size: Any, dataset: Any, network: Any) -> None:
-    model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    model.online_train(dataset(64), dataset_sink_mode=False, sink_size=size, progress=False)
-    assert model.counters["steps"] == 1
 
 
 def test_a_network_that_is_frozen_as_a_whole_is_an_error(dataset: Any, network: Any) -> None:

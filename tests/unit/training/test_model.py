@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, SchemaError
-from hotbed.optim.precision import Boost
 from hotbed.optim.unchanged import PATIENCE
 
 
@@ -48,12 +47,6 @@ def quiet(model: hb.RecModel, data: Any, **keywords: Any) -> Any:
     return model.fit(data, progress=False, **keywords)
 
 
-@pytest.mark.parametrize("indexes", [[], [0, 1], [0, 1, 2, 3], (0,), 3, [0, 1.5, 2], "012"])
-def test_eval_indexes_other_than_three_are_a_value_error(indexes: Any) -> None:
-    with pytest.raises(ValueError, match="eval_indexes: three positions"):
-        hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=Line(), eval_indexes=indexes)
-
-
 def test_metrics_need_a_loss_or_an_evaluation_network() -> None:
     with pytest.raises(ConfigError, match="metrics: nothing to compute them from"):
         hb.RecModel(Line(), None, "adam", {"auc"})
@@ -70,21 +63,14 @@ def test_an_optimizer_that_holds_rows_is_refused(network: Any) -> None:
         hb.RecModel(net, "bce", torch.optim.Adam(net.parameters()))
 
 
-@pytest.mark.parametrize(("keyword", "value"), [("amp_level", "O4"), ("boost_level", "O9")])
-def test_an_unknown_level_is_an_error_that_names_the_levels(keyword: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{keyword}: unknown value"):
-        hb.RecModel(Line(), "bce", "adam", **{keyword: value})
+def test_an_unknown_level_is_an_error_that_names_the_levels() -> None:
+    with pytest.raises(ConfigError, match="amp_level: unknown value"):
+        hb.RecModel(Line(), "bce", "adam", amp_level="O4")
 
 
 def test_amp_without_an_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="amp_level"):
         hb.RecModel(Line(), amp_level="O2")
-
-
-def test_boost_says_what_is_missing_for_it_to_take_effect(caplog: Any) -> None:
-    with caplog.at_level(logging.WARNING, "hotbed"):
-        hb.RecModel(Line(), "bce", None, boost_level="O1")
-    assert "no optimizer and no eval_network or metrics" in caplog.text
 
 
 def test_amp_auto_on_a_cpu_is_float32_and_says_so_once(caplog: Any) -> None:
@@ -266,23 +252,6 @@ def test_all_outputs_of_an_evaluation_network_go_to_every_metric() -> None:
         hb.RecModel(Line(), "bce", "adam", metrics, eval_network=judge).evaluate(pairs())["auc"]
         > 0.5
     )
-
-
-def test_eval_indexes_say_where_loss_prediction_and_label_are() -> None:
-    def judge(data: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        return label, torch.zeros(1), label * 0.9, torch.tensor(0.25)
-
-    model = hb.RecModel(
-        Line(), "bce", "adam", {"auc", "accuracy"}, eval_network=judge, eval_indexes=[3, 2, 0]
-    )
-    assert model.evaluate(pairs()) == {"loss": 0.25, "auc": 1.0, "accuracy": 1.0}
-    # set_indexes wins over eval_indexes
-    own = {"own": hb.metrics.AUC().set_indexes([2, 0]), "given": "auc"}
-    model = hb.RecModel(Line(), "bce", "adam", own, eval_network=judge, eval_indexes=[3, 2, 0])
-    assert model.evaluate(pairs()) == {"loss": 0.25, "own": 1.0, "given": 1.0}
-    model = hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=judge, eval_indexes=[3, 2, 7])
-    with pytest.raises(ConfigError, match="eval_indexes: no output 7"):
-        model.evaluate(pairs())
 
 
 def test_several_labels_have_losses_and_metrics_each() -> None:
@@ -468,15 +437,15 @@ def test_summary_prints_and_returns_parameters_tables_and_settings(
 
 
 @pytest.mark.torch_core
-def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(
+def test_a_compiled_network_learns_as_the_plain_one_and_evaluates_uncompiled(
     dataset: Any, network: Any
 ) -> None:
     """Compiled by a backend that needs no compiler, so that this runs anywhere; graph breaks would
     be errors.
     """
     scores = []
-    for level in ("O0", Boost(backend="aot_eager", fullgraph=True)):
-        model = hb.RecModel(network(), "bce", "adam", {"auc"}, boost_level=level)
+    for compiles in (None, hb.Compile(backend="aot_eager", fullgraph=True)):
+        model = hb.RecModel(network(), "bce", "adam", {"auc"}, compile=compiles)
         quiet(model, dataset(256))
         scores.append(model.predict(dataset(128, 4)))
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4)

@@ -21,7 +21,6 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.training.online import batches_a_call
 
 
 class Endless:
@@ -268,107 +267,6 @@ def test_off_the_main_thread_signals_are_left_alone(model: Any, dataset: Any) ->
     thread.start()
     thread.join()
     assert model.counters["steps"] == 2
-
-
-# --- sinking --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, "2", None])
-def test_a_sink_size_that_is_no_positive_integer_is_refused_on_any_device(
-    size: Any, model: Any, dataset: Any
-) -> None:
-    with pytest.raises(ConfigError, match="sink_size: must be an integer >= 1"):
-        model.online_train(dataset(64), None, True, size)
-    with pytest.raises(ConfigError, match="sink_size"):
-        batches_a_call(True, size, "cuda")
-
-
-def test_a_sink_mode_that_is_no_bool_is_refused(model: Any, dataset: Any) -> None:
-    with pytest.raises(ConfigError, match="dataset_sink_mode: must be a bool"):
-        model.online_train(dataset(64), None, "yes")
-
-
-def test_a_cpu_does_not_sink_and_says_so_in_one_line(model: Any, dataset: Any, caplog: Any) -> None:
-    caplog.set_level(logging.INFO, "hotbed")
-    recorder = Recorder(("on_step_end",))
-    model.online_train(dataset(256), recorder, True, 4, progress=False)
-    assert [step for _, step in recorder.seen] == [1, 2, 3, 4]
-    assert sum("sink" in record.message for record in caplog.records) == 1
-    caplog.clear()
-    model.online_train(dataset(64), None, False, 4, progress=False)
-    assert not any("sink" in record.message for record in caplog.records)
-
-
-@pytest.fixture
-def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU, taken for a device that data sink into."""
-    monkeypatch.setattr(
-        "hotbed.training.model.batches_a_call",
-        lambda mode, size, _: batches_a_call(mode, size, "fake"),
-    )
-
-
-@pytest.mark.usefixtures("fake_device")
-def test_a_device_learns_k_batches_a_call_and_tells_callbacks_once(
-    dataset: Any, network: Any, world: Any
-) -> None:
-    sunk, single = (hb.RecModel(network(), "bce", "adam", {"auc"}) for _ in range(2))
-    recorder = Recorder(("on_step_end", "on_predicted"))
-    history = sunk.online_train(dataset(640), recorder, True, 4, progress=False)
-    assert [step for event, step in recorder.seen if event == "on_step_end"] == [
-        4,
-        8,
-        10,
-    ]  # the rest at the stream's end
-    assert len([event for event, _ in recorder.seen if event == "on_predicted"]) == 10
-    assert history.metrics == single.online_train(dataset(640), None, False, progress=False).metrics
-    assert world.same(world.snapshot(sunk), world.snapshot(single))
-
-
-@pytest.mark.usefixtures("fake_device")
-def test_a_call_that_is_not_full_waits_whatever_the_clock_says(model: Any, dataset: Any) -> None:
-    recorder = Recorder(("on_step_end",))
-    # a tick before each batch
-    model.online_train(Endless(dataset(192)), [recorder, Stop(6)], True, 3, progress=False)
-    assert [step for _, step in recorder.seen] == [3, 6]
-    ticks = itertools.count(1)
-
-    class Idle:
-        def on_idle(self, run: Any) -> None:
-            if next(ticks) == 5:
-                run.stop("idle with one batch held")
-
-    model.online_train(Endless(dataset(192)), [recorder, Idle()], True, 3, progress=False)
-    assert model.counters["steps"] == 6 + 3
-
-
-@pytest.mark.usefixtures("fake_device")
-def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(
-    model: Any, dataset: Any
-) -> None:
-    from hotbed.training.callbacks import LearningRate, Validate
-
-    class Watch:
-        def __init__(self) -> None:
-            self.validated: list[int] = []
-
-        def on_step_end(self, run: Any) -> None:
-            self.validated += [run.step] if run.validated else []
-
-    from hotbed.optim.schedule import Warmup
-
-    watch = Watch()
-    rate = model.learner.dense.param_groups[0]["lr"]
-    model.online_train(
-        dataset(640),
-        [Validate(3), LearningRate(Warmup(20)), watch],
-        True,
-        2,
-        valid=dataset(64),
-        progress=False,
-    )
-    assert watch.validated == [4, 6, 10]
-    assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(rate * 11 / 20)
 
 
 def test_a_stream_with_a_group_ends_by_a_signal_while_its_topic_is_quiet(tmp_path: Path) -> None:

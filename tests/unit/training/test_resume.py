@@ -305,6 +305,33 @@ def test_a_state_without_the_optimizers_of_a_network_is_read_with_a_warning(
     assert "it does not hold the optimizer network.first, which begins anew" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("O0", None),
+        ("O2", hb.Compile("max-autotune-no-cudagraphs")),
+        ({"kind": "boost", "backend": "eager"}, hb.Compile(backend="eager")),
+    ],
+)
+def test_a_state_from_before_compile_is_loaded_and_resumed(
+    level: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda network, **settings: network)
+    model = build()
+    arguments = {**model._arguments, "boost_level": "O0"}
+    del arguments["compile"]
+    with monkeypatch.context() as before:
+        before.setattr(model, "_arguments", arguments)
+        state = model.state()
+        state.model["boost_level"] = level
+        before.setattr(model, "state", lambda: state)
+        model.save(tmp_path)
+    assert hb.load(tmp_path).arguments["compile"] == expected
+    with caplog.at_level(logging.INFO, "hotbed.persist"):
+        build().restore(tmp_path)
+    assert not caplog.records
+
+
 def test_allow_takes_a_list_of_names() -> None:
     for allow in ("tables.user.rule", None, 3):
         with pytest.raises(ConfigError, match=r"Checkpoint.allow: must be names"):

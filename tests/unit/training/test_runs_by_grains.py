@@ -167,7 +167,7 @@ def test_what_a_model_with_grains_cannot_take_is_refused_by_name(
     with pytest.raises(ConfigError, match="4 grains and a network that updates itself"):
         hb.RecModel(network(), "bce", grains=4)
     with pytest.raises(ConfigError, match="4 grains and a compiled network"):
-        model_of(network(), metrics={"auc"}, boost_level="O1")
+        model_of(network(), compile=hb.Compile())
     with pytest.raises(ConfigError, match=r"Ahead.torch_threads.*2 threads and 4 grains"):
         model.fit(hb.Ahead(dataset(), torch_threads=2))
     mapped = next(iter(hb.Ahead(dataset(), model.network)))

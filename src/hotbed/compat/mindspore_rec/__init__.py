@@ -7,6 +7,8 @@ side.
 rec_model.py      RecModel: train, fit, eval, predict
 map_parameter.py  MapParameter: a table from integer keys to values
 embedding.py      HashEmbeddingLookup
+evaluation.py     eval_indexes
+boost.py          boost_level and boost_config_dict
 callback.py       callbacks: their events, and how the engine calls them
 checkpoint.py     ModelCheckpoint and CheckpointConfig
 metrics.py        metrics: their names, and the base of a program's own

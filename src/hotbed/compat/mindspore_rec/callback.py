@@ -229,7 +229,7 @@ class Training:
         data: what it learns.
         args: of `RunContext.original_args`.
         evaluates: whether the call evaluates.
-        sinks: whether each call of `sink_size` batches is an epoch.
+        sink_size: batches that are an epoch; None where there is no sink mode.
         initial_epoch: number of epochs before the first of the call.
     """
 
@@ -237,7 +237,7 @@ class Training:
     data: Any
     args: CallbackParams
     evaluates: bool = False
-    sinks: bool = False
+    sink_size: int | None = None
     initial_epoch: int = 0
 
 
@@ -257,17 +257,19 @@ class Adapter:
         self._run: Run | None = None
         self._context = RunContext(training.args, self._stop)
         events: tuple[str, ...] = _STEP_EVENTS
-        if training.sinks:
+        if training.sink_size is not None:
             events += _SUNK_EVENTS
+        self._sunk = 0  # batches of the epoch under way, in sink mode
         self._acts = callback.uses_tables and any(_overrides(callback, name) for name in events)
 
     def on_fit_begin(self, run: Run) -> None:
         self._run = run
+        self._sunk = 0
         self._training.args.update(cur_epoch_num=0, cur_step_num=run.step)
         self.call("begin")
 
     def on_epoch_begin(self, run: Run) -> None:
-        if not self._training.sinks:
+        if self._training.sink_size is None:
             epoch = run.epoch - run.goal.first_epoch + self._training.initial_epoch + 1
             self._training.args.update(cur_epoch_num=epoch, cur_step_num=run.step)
             self.call("epoch_begin")
@@ -277,27 +279,42 @@ class Adapter:
 
     def on_step_begin(self, run: Run) -> None:
         self._run = run
-        size = run.goal.sink_size
-        if self._training.sinks:
+        size = self._training.sink_size
+        if size is None:
+            self._training.args.cur_step_num = run.step + 1
+            self.call("step_begin")
+        elif not self._sunk:
             self._training.args.cur_epoch_num = run.step // size + 1
             self.call("epoch_begin")
-        self._training.args.cur_step_num = run.step + size
-        self.call("step_begin")
+            self._training.args.cur_step_num = run.step + size
+            self.call("step_begin")
 
     def on_step_end(self, run: Run) -> None:
         outputs = with_asnumpy(_outputs(run))
         self._training.args.update(net_outputs=outputs, cur_step_num=run.step)
-        self.call("step_end")
-        if self._training.sinks:
-            self.call("epoch_end")
+        if self._training.sink_size is None:
+            self.call("step_end")
+            return
+        self._sunk += 1
+        if self._sunk == self._training.sink_size:
+            self._end_sunk()
+
+    def on_stream_end(self, run: Run) -> None:
+        if self._sunk:  # the last epoch of a stream may be shorter
+            self._end_sunk()
 
     def on_epoch_end(self, run: Run) -> None:
-        if not self._training.sinks:
+        if self._training.sink_size is None:
             self.call("epoch_end")
 
     def on_fit_end(self, run: Run) -> None:
         if run.error is None:
             self.call("end")
+
+    def _end_sunk(self) -> None:
+        self._sunk = 0
+        self.call("step_end")
+        self.call("epoch_end")
 
     def call(self, event: str) -> None:
         """Call an event of the callback by its name in training, or in evaluation."""

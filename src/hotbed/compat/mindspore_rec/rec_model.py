@@ -13,18 +13,19 @@ import torch
 from torch import nn
 
 from hotbed import checks
+from hotbed.compat.mindspore_rec.boost import ArgumentTypeError, compiled_by
 from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
+from hotbed.compat.mindspore_rec.evaluation import evaluated_by
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.metrics import LOSS, translated
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
-from hotbed.config import did_you_mean
 from hotbed.data.dataset import Dataset
 from hotbed.data.grains import MOST_GRAINS
 from hotbed.embedding.modules.parameter import TableRows
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
-from hotbed.optim.precision import Boost, boost
+from hotbed.optim.precision import Compile
 from hotbed.optim.torch_rules import rule_of
 from hotbed.parallel import at
 from hotbed.parallel.world import trains_together, world_size
@@ -34,29 +35,13 @@ from hotbed.training.model import RecModel as Engine
 from hotbed.training.watching.history import History
 
 log = logging.getLogger("hotbed.compat.mindspore_rec")
-_BOOST_FIELDS = tuple(field.name for field in dataclasses.fields(Boost))
-_BOOST_CLAUSES = (
-    "boost",
-    "common",
-    "less_bn",
-    "grad_freeze",
-    "grad_accumulation",
-    "adasum",
-    "dim_reduce",
-    "loss_scale_group",
-)
-
-
-class ArgumentTypeError(ConfigError, TypeError):
-    """An argument has a wrong type: a TypeError, as in MindSpore, and a ValueError."""
 
 
 class RecModel:
     """A network that is trained, also on a stream that never ends, evaluated and asked.
 
-    The eight arguments are those of `mindspore_rec.RecModel`, and mean the same as in
-    `hb.RecModel`. Networks are torch modules, which may look up rows by `HashEmbeddingLookup`,
-    `MapParameter` or hotbed's own modules.
+    The eight arguments are those of `mindspore_rec.RecModel`. Networks are torch modules, which may
+    look up rows by `HashEmbeddingLookup`, `MapParameter` or hotbed's own modules.
 
     Args:
         network: a torch module. With `loss_fn` it takes the data; without, it takes all items of
@@ -71,9 +56,9 @@ class RecModel:
         eval_indexes: None, or three positions in the outputs of `eval_network`: loss, prediction,
             label.
         amp_level: "O0", "O1", "O2", "O3" or "auto".
-        boost_level: "O0", "O1" or "O2".
-        boost_config_dict: settings of `hotbed.optim.precision.Boost` for the levels O1 and O2, by
-            name. Keys of MindSpore's `boost_config_dict` have no meaning here and are logged;
+        boost_level: "O0", "O1" or "O2", or `hb.Compile(…)`.
+        boost_config_dict: settings of `hb.Compile` for the levels O1 and O2, by name. Keys of
+            MindSpore's `boost_config_dict` have no meaning here and are logged;
             {"boost": {"mode": "disable_all"}} is level O0.
         grains: runs of samples that a step is computed in, a power of two; see docs/grains.md.
             None: 1 on one process, and 8 or as many as there are ranks on several.
@@ -103,7 +88,7 @@ class RecModel:
         eval_network: Callable[..., Any] | None = None,
         eval_indexes: Sequence[int] | None = None,
         amp_level: str = "O0",
-        boost_level: str | Boost = "O0",
+        boost_level: str | Compile = "O0",
         *,
         boost_config_dict: Mapping[str, Any] | None = None,
         grains: int | None = None,
@@ -117,17 +102,23 @@ class RecModel:
             optimizer = _settled(network, optimizer)
         reports_loss = eval_indexes is not None or (loss_fn is not None and eval_network is None)
         metrics = translated(metrics, reports_loss=reports_loss)
+        compiled = compiled_by(
+            boost_level,
+            boost_config_dict,
+            has_optimizer=optimizer is not None,
+            is_evaluated=bool(metrics) or eval_network is not None,
+        )
         self.engine = Engine(
             network,
             loss_fn,
             optimizer,
             metrics,
-            eval_network,
-            eval_indexes,
+            evaluated_by(eval_network, eval_indexes),
             amp_level,
-            _boost(boost_level, boost_config_dict or {}),
+            compiled,
             grains,
         )
+        self._eval_network = eval_network
 
     @property
     def train_network(self) -> nn.Module:
@@ -137,7 +128,7 @@ class RecModel:
     @property
     def eval_network(self) -> Any:
         """What evaluation runs."""
-        return self.engine.eval_network or self.engine.network
+        return self._eval_network or self.engine.network
 
     @at("online_train")
     def online_train(
@@ -152,17 +143,16 @@ class RecModel:
     ) -> History:
         """Learn a stream batch by batch, until it ends or is stopped; return the history.
 
-        The four arguments are those of `mindspore_rec.RecModel.online_train`, and mean the same as
-        in `hb.RecModel.online_train`. In sink mode on a device other than the CPU, `sink_size`
-        batches are an epoch, at whose end `step_end` is called. The stream ends by
-        `run_context.request_stop()`, SIGINT or SIGTERM, `max_steps` or `max_seconds`, always after
-        a whole step.
+        The four arguments are those of `mindspore_rec.RecModel.online_train`. In sink mode on a
+        device other than the CPU, `sink_size` batches are an epoch, at whose end `step_end` is
+        called. The stream ends by `run_context.request_stop()`, SIGINT or SIGTERM, `max_steps` or
+        `max_seconds`, always after a whole step.
 
         Args:
             train_dataset: a `hb.Dataset`, or an iterable of batches or tuples: (data, label) with
                 `loss_fn`, otherwise everything that the network takes.
             callbacks: one or a list, of MindSpore's kind or of `hb.callbacks`.
-            dataset_sink_mode: whether `sink_size` batches are moved to the device at once.
+            dataset_sink_mode: whether `sink_size` batches on a device are an epoch.
             sink_size: number of batches; without effect if `dataset_sink_mode` is False.
             max_steps: of the whole stream, those before a resumption included.
             max_seconds: of this call.
@@ -172,18 +162,23 @@ class RecModel:
                 cannot work. It is a TypeError as well if `dataset_sink_mode` is not a bool.
         """
         _check_sink_mode(dataset_sink_mode)
+        if dataset_sink_mode:
+            advice = "Give the number of batches of one call."
+            checks.whole_number("sink_size", sink_size, 1, advice=advice)
         sinks = dataset_sink_mode and self.engine.learner.device.type != "cpu"
+        if dataset_sink_mode and not sinks:
+            log.info(
+                "dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch"
+            )
         args = self._args("train", train_dataset, epoch_num=None, dataset_sink_mode=sinks)
         if dataset_sink_mode:  # also on a CPU, as there
             args.batch_num = sink_size
         data, _, _ = unwrap(train_dataset, self.engine.network)
         data = self._data_of_ranks("train_dataset", data)
-        training = Training(self.engine, data, args, sinks=sinks)
+        training = Training(self.engine, data, args, sink_size=sink_size if sinks else None)
         return self.engine.online_train(
             data if isinstance(data, BatchesOfRanks) else train_dataset,
             adapted(callbacks, training),
-            dataset_sink_mode,
-            sink_size,
             max_steps=max_steps,
             max_seconds=max_seconds,
             progress=False,
@@ -397,35 +392,3 @@ def _rule_and_dense(network: nn.Module, optimizer: Any) -> tuple[Rule | None, An
 def _touched(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
     """Return the rule of an optimizer for the rows of a batch; other rows stay."""
     return dataclasses.replace(rule_of(optimizer, group), scope="touched")
-
-
-def _boost(level: str | Boost, config: Mapping[str, Any]) -> str | Boost:
-    """Return the boost level that a level and a `boost_config_dict` stand for."""
-    if not isinstance(config, Mapping):
-        raise ArgumentTypeError(
-            f"boost_config_dict: must be a dict, got {config!r:.60}. Give settings by name."
-        )
-    unknown = [key for key in config if key not in (*_BOOST_FIELDS, *_BOOST_CLAUSES)]
-    if unknown:
-        raise ConfigError(
-            f"boost_config_dict: unknown key, got {unknown[0]!r}. "
-            f"{did_you_mean(unknown[0], (*_BOOST_FIELDS, *_BOOST_CLAUSES))}"
-        )
-    ignored = [key for key in config if key in _BOOST_CLAUSES]
-    clause = config.get("boost")
-    if isinstance(clause, Mapping) and clause.get("mode") == "disable_all":
-        ignored.remove("boost")
-        level = "O0"
-    if ignored:
-        log.info(
-            "boost_config_dict: %s have no effect, because boost_level compiles the training step "
-            "here; its settings are %s",
-            ", ".join(ignored),
-            ", ".join(_BOOST_FIELDS),
-        )
-    settings = {key: value for key, value in config.items() if key in _BOOST_FIELDS}
-    if not settings or isinstance(level, Boost) or level == "O0":
-        return level
-    compiled = boost(level)
-    assert compiled is not None, "only O0 does not compile"
-    return dataclasses.replace(compiled, **settings)

@@ -45,13 +45,17 @@ FIELDS: tuple[tuple[str, Decision], ...] = (
     ("metrics", "accept"),
     ("metrics.*", "accept"),
     ("amp_level", "accept"),
-    ("boost_level", "accept"),
-    ("boost_level.*", "accept"),
+    ("compile", "accept"),
+    ("compile.*", "accept"),
     ("run.*", "accept"),
     ("machine.*", "warn"),
     ("*", "refuse"),
 )
 """The first pattern that matches the name of a field decides."""
+NOT_COMPARED = ("given_tables", "boost_level")
+"""Members of a model's description without a meaning for its state; builds before `compile` wrote
+the second.
+"""
 STREAM = "stream"
 """The name of a stream's position in a state."""
 EPOCHS = "fit"
@@ -86,7 +90,7 @@ def meaning(
         fields.setdefault(f"order.{column['kind']}", []).append(column["name"])
         _flatten(f"schema.{column['name']}", _with_defaults(_without_paths(column)), fields)
     for key, value in (model or {}).items():
-        if key != "given_tables" and value is not None:
+        if key not in NOT_COMPARED and value is not None:
             _flatten(key, value, fields)
     if model is not None:
         fields.setdefault("grains", 1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hotbed.embedding.modules import device_of
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.held import optimizers_of, schedules_of
-from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.parallel import WHOLE, Counters, RankWork, Shard
@@ -67,7 +67,7 @@ class StepLearner:
         sparse: the optimizer of tables; None if there are none.
         combined: the optimizers whose parts these two are; they are stepped instead.
         precision: the number format of the network.
-        boost: settings of torch.compile; None = the network is not compiled.
+        compiles: settings of torch.compile; None = the network is not compiled.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StepLearner:
         *,
         combined: Sequence[torch.optim.Optimizer] = (),
         precision: AmpPrecision | None = None,
-        boost: Boost | None = None,
+        compiles: Compile | None = None,
     ) -> None:
         self.network = network
         self.criterion = criterion
@@ -96,8 +96,8 @@ class StepLearner:
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
         self.call: Callable[..., Any] = network  # of an example
         self.planner: Mapper | None = None
-        if boost is not None:
-            self.call = boost.compile(network)
+        if compiles is not None:
+            self.call = compiles.compiled(network)
         elif is_mapped_first(network):
             self.planner = mapper_of(network)
         self._dense_parameters = parameters_of(dense)

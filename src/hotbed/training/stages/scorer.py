@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
@@ -33,6 +35,14 @@ Fed = tuple[str, str | None, Any]
 """Name of a metric, the label that it reads (None = the only one), and the metric."""
 
 
+class Parted(nn.Module, ABC):
+    """An `eval_network` that says which of its outputs are loss, prediction and label."""
+
+    @abstractmethod
+    def parts(self, outputs: Scores) -> tuple[Any, Any, Any]:
+        """Return loss, prediction and label among the outputs."""
+
+
 class Watcher(Protocol):
     """Receives every batch that an observer scored, once it is learned, grain by grain."""
 
@@ -45,8 +55,8 @@ class Scorer:
 
     Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion.
     With `eval_network`, outputs are the values that it returns; it may share modules with the
-    network. `indexes` are the positions of loss, prediction and label among them. Without `indexes`
-    every metric gets all outputs, and may pick with `Metric.set_indexes`.
+    network. Every metric gets all outputs, and may pick with `Metric.set_indexes`; of a `Parted`,
+    it gets prediction and label.
     """
 
     def __init__(
@@ -56,14 +66,12 @@ class Scorer:
         metrics: Mapping[str, Any],
         *,
         eval_network: Any = None,
-        indexes: tuple[int, int, int] | None = None,
         precision: AmpPrecision | None = None,
     ) -> None:
         self.network = network
         self.criterion = criterion
         self.metrics = metrics
         self.eval_network = eval_network
-        self._indexes = (0, 1, 2) if eval_network is None else indexes
         self._precision = precision or AmpPrecision()
         self._fed: list[Fed] = []
         self._saved: Mapping[str, Any] = {}
@@ -145,11 +153,14 @@ class Scorer:
     def feed(self, outputs: Scores, example: Example, rows: slice = ALL) -> None:
         """Feed every metric with the `outputs` of an example, or of some of its rows."""
         num_rows = example.num_samples
-        if self._indexes is None:
+        if isinstance(self.eval_network, Parted):
+            loss, prediction, label = self.eval_network.parts(outputs)
+        elif self.eval_network is None:
+            loss, prediction, label = outputs
+        else:
             for _, _, metric in self._fed or self._lay_out(None):
                 _update(metric, outputs, {}, rows, num_rows)
             return
-        loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
         weight = host(example.weight)
         if loss is not None:
             mass: float = len(range(*rows.indices(num_rows)))
@@ -269,14 +280,6 @@ class Scorer:
             outputs = ", ".join(str(label) for label in labels)
         raise ConfigError(
             f"metrics.{name}: no such label, got a network with the outputs {outputs}. Use those."
-        )
-
-    def _pick(self, outputs: Scores, place: int) -> Any:
-        if -len(outputs) <= place < len(outputs):
-            return outputs[place]
-        raise ConfigError(
-            f"eval_indexes: no output {place}, got {len(outputs)} outputs of eval_network. "
-            "Give the positions of loss, prediction and label among them."
         )
 
 

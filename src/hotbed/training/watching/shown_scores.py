@@ -43,11 +43,6 @@ class ShownScores:
                 "Windows.scored: 'shown' scores impressions in one process, got "
                 f"{run.learner.shard.size} ranks. Leave it out."
             )
-        if run.goal.sink_size > 1:
-            raise ConfigError(
-                "Windows.scored: 'shown' scores impressions before each batch, got calls of "
-                f"{run.goal.sink_size} batches. Leave sink_size out."
-            )
         run.ask_join(replace(run.goal.wishes, previews=True))
 
     def score(self, run: Run, scorer: Scorer) -> None:

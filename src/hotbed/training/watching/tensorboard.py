@@ -51,7 +51,7 @@ class TensorBoard:
         return step % self._every == 0
 
     def on_step_end(self, run: Run) -> None:
-        if run.step // self._every != (run.step - run.goal.sink_size) // self._every:
+        if run.step // self._every != (run.step - 1) // self._every:
             self._write(run)
 
     def on_epoch_end(self, run: Run) -> None:
