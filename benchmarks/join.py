@@ -28,7 +28,8 @@ import hotbed as hb
 from hotbed.connectors import Position, Source
 from hotbed.connectors.live import Live
 from hotbed.connectors.position import OPENED, PLACE
-from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, JoinWishes, ReadPlan
+from hotbed.connectors.status import status_of
 from hotbed.persist.container.format import CheckpointWriter
 from hotbed.persist.state.open_rows import write_open_rows
 
@@ -172,13 +173,13 @@ def _memory(name: str) -> int:
 def measure_memory(window: int, memory_bytes: int, directory: str) -> dict[str, Any]:
     """Hold so many impressions open; return megabytes."""
     spill = hb.sources.Spill(directory, memory_bytes)
-    live = Live()
-    live.saves_open_rows = True
     delta: dict[str, Any] = {}
     start_mb = _memory("VmRSS")
     before = None
-    for _, position in joined(window, spill=spill).read(None, BATCH, ReadPlan(live=live)):
-        rows: Any = live.open_rows
+    plan = ReadPlan(live=Live(), wishes=JoinWishes(keeps_open=True))
+    reading = joined(window, spill=spill).read(None, BATCH, plan)
+    rows: Any = status_of(reading).open_rows
+    for _, position in reading:
         rows.release(position.state)
         if before is None and position["watermark"] > window * 1.05:
             before = position

@@ -31,8 +31,10 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
+from hotbed.connectors.live import HeldRows
 from hotbed.connectors.position import COUNTED, decisions_of
 from hotbed.connectors.read_plan import JoinWishes
+from hotbed.connectors.status import status_of
 from hotbed.testing import FakeStream
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:join.on:UserWarning")]
@@ -256,9 +258,9 @@ class Saved:
         return iter(self.logs[name])
 
 
-def saved_at(live: Live, state: Mapping[str, Any]) -> Saved:
-    assert live.open_rows is not None
-    logs = live.open_rows.saved_at(state, None)
+def saved_at(held: HeldRows | None, state: Mapping[str, Any]) -> Saved:
+    assert held is not None
+    logs = held.saved_at(state, None)
     batches = {name: list(logs.batches(name)) for name in logs.opened}
     return Saved(dict(state["opened"]), batches)
 
@@ -315,7 +317,7 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
                 assert turns.setdefault(turn, value) == value, seed
             if passed:
                 position = Position.from_json(json.dumps(draw.choice(passed).to_json()))
-                saved = saved_at(live, position.state)
+                saved = saved_at(status_of(items).open_rows, position.state)
                 join.commit(position)
                 journal.forget(decisions_of(position.state))
             items.close()

@@ -12,7 +12,7 @@ follow.py         Follow: a directory that files arrive in, as an endless source
 generated.py      random rows, to try a model or to measure it without data
 journal.py        the journal of an endless source's decisions
 late_labels.py    labels from later events
-live.py           the state that an endless source shares with its reader
+live.py           what a run gives an endless source, and the rows that a join holds open
 memory.py         rows in memory
 merge.py          Merge: the events of several sources in the order of their times
 messages.py       messages of a broker: decoders that turn them into rows
@@ -25,6 +25,7 @@ read_plan.py      what a reader asks of a source: columns, types, and how bad ro
 replay.py         Replay: recorded events of several sources in the order of their times
 samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
 source.py         the base of every source of events, and the sources that its methods return
+status.py         what an endless source knows while it is read
 times.py          times as int64 microseconds UTC, and what tells that their unit is wrong
 types.py          how two Arrow types of one column meet: the rules that every source uses
 hugectr/          the file formats of HugeCTR

@@ -25,6 +25,7 @@ from hotbed.connectors.position import (
 )
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.connectors.status import UNKNOWN, Reading, ended, status_of
 from hotbed.connectors.types import completed, conform, has_open, is_number, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -172,6 +173,14 @@ class Concat(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
+        current: list[Batches] = []
+        batches = self._batches(position, batch_rows, plan, current)
+        return Reading(batches, lambda: status_of(current[0]) if current else UNKNOWN)
+
+    def _batches(
+        self, position: Position | None, batch_rows: int, plan: ReadPlan, current: list[Batches]
+    ) -> Batches:
+        """Yield the rows of all sources; `current` gets the reading of one after another."""
         part = 0
         inner = None
         row = 0  # rows of the part that were read
@@ -189,23 +198,44 @@ class Concat(Source):
         part_plan = replace(plan, columns=tuple(names))
         for number in range(part, len(self.sources)):
             source = self.sources[number]
-            for batch, after in source.read(inner, batch_rows, part_plan):
-                if not batch.num_rows:  # a tick, or the start of a block
-                    yield batch, self._position(number, row, after)
-                    continue
-                present = names
-                if is_preview(batch):  # its rows are counted when they are samples
-                    present = [name for name in names if name in batch.schema.names]
-                conformed = _conform(batch, present, types, number)
-                if self.endless and not source.endless:
-                    conformed = _with_places(conformed, number, row)
-                    if plan.wishes.previews:
-                        conformed = conformed.append_column(IMPRESSION, _no_impressions(batch))
-                if not is_preview(batch):
-                    row += batch.num_rows
-                yield conformed, self._position(number, row, after)
+            current[:] = [source.read(inner, batch_rows, part_plan)]
+            with ended(current[0]):
+                yield from self._conformed(
+                    number, row, current[0], names, types, numbered=plan.wishes.previews
+                )
             inner = None
             row = 0
+
+    def _conformed(
+        self,
+        number: int,
+        row: int,
+        batches: Batches,
+        names: Sequence[str],
+        types: dict[str, pa.DataType],
+        *,
+        numbered: bool,
+    ) -> Batches:
+        """Yield the rows of source `number` after `row`, with the columns and types of all.
+
+        `numbered`: samples say the impression that they come from, or that there is none.
+        """
+        is_history = self.endless and not self.sources[number].endless
+        for batch, after in batches:
+            if not batch.num_rows:  # a tick, or the start of a block
+                yield batch, self._position(number, row, after)
+                continue
+            present = names
+            if is_preview(batch):  # its rows are counted when they are samples
+                present = [name for name in names if name in batch.schema.names]
+            conformed = _conform(batch, present, types, number)
+            if is_history:
+                conformed = _with_places(conformed, number, row)
+                if numbered:
+                    conformed = conformed.append_column(IMPRESSION, _no_impressions(batch))
+            if not is_preview(batch):
+                row += batch.num_rows
+            yield conformed, self._position(number, row, after)
 
     def _begin(self, position: Position) -> tuple[int, int]:
         """Return the part and the row in it where reading resumes."""

@@ -33,6 +33,7 @@ from hotbed.connectors.position import (
 )
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.connectors.status import Reading, SourceStatus
 from hotbed.connectors.types import completed, has_open, types_of, with_open_as_null
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
@@ -130,6 +131,9 @@ class Follow(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
         reading = _FollowReading(self, plan, position)
+        return Reading(self._batches(reading, batch_rows), lambda: reading.status)
+
+    def _batches(self, reading: _FollowReading, batch_rows: int) -> Batches:
         while True:
             if not reading.next_block():
                 yield TICK, reading.position()
@@ -219,6 +223,7 @@ class _FollowReading:
         self.source = source
         self.plan = plan
         self.live = plan.live or Live()
+        self.status = SourceStatus()
         self.number: int = state.get("block", 0)
         self.now: int = state.get("now", 0)
         self.types: str = state.get("schema", "")
@@ -302,9 +307,9 @@ class _FollowReading:
             entry = self._ready.popleft()
             section = self._new_section(entry)
             if section is not None:
-                self.live.lag = None
+                self.status = SourceStatus()
                 return self._decision_on(text_of(entry.name), section)
-        self.live.lag = 0
+        self.status = SourceStatus(lag=0)
         return None
 
     def _list(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that an endless source shares with its reader."""
+"""What a run gives an endless source, and the rows that a join holds open."""
 
 from __future__ import annotations
 
@@ -83,30 +83,23 @@ def steady(clock: Callable[[], float]) -> Callable[[], float]:
     return read
 
 
-@dataclass
+@dataclass(frozen=True)
 class Live:
-    """The state that an endless source shares with its reader.
+    """What a run gives an endless source: where decisions and bad rows go, and the clock.
 
     Args:
         journal: the decisions.
         dead_letters: the rows that could not be read.
         tick_seconds: the source yields at least this often, so that its reader can stop.
-        lag: rows that wait at the source; None = unknown.
         clock: returns seconds since 1970; tests replace it.
-        waiting: `lag` by partition; for a join, by partition of its impressions. None = the source
-            does not know its partitions.
-        open_rows: of the join that is read; None before the first rows.
 
-    Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
+    Example: `dataset.live = Live(Journal("run/journal"))` before the first batch is read.
     """
 
     journal: Journal = field(default_factory=Journal)
     dead_letters: DeadLetters = field(default_factory=DeadLetters)
     tick_seconds: float = 0.2
-    lag: int | None = None
     clock: Callable[[], float] = time.time
-    waiting: Mapping[str, int] | None = None
-    open_rows: HeldRows | None = None
 
     def now(self) -> int:
         """Return the clock in microseconds since 1970."""

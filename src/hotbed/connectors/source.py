@@ -19,6 +19,7 @@ from hotbed import checks
 from hotbed.config import describe, kind_of
 from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace, with_marks
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.status import Reading, ended, status_of
 from hotbed.connectors.types import (
     joined,
     opened,
@@ -513,18 +514,28 @@ class TableJoin(Source):
         words = [name for name in plan.words if name not in keys]
         left_plan = replace(plan, columns=left_columns, types=types, words=words)
         side_keys = side.select(self._table_keys()).rename_columns(keys)
-        for batch, after in self.source.read(position, batch_rows, left_plan):
-            if not batch.num_rows:
-                yield batch, after
-                continue
-            rows = _match(batch, side_keys)
-            columns: dict[str, pa.Array] = {}
-            for name in wanted:
-                if name in batch.schema.names:
-                    columns[name] = batch.column(name)
-                elif name not in left.names:  # a preview has no labels
-                    columns[name] = _one_chunk(side[name].take(rows))
-            yield with_marks(batch, columns), after
+        left_rows = self.source.read(position, batch_rows, left_plan)
+        matched = self._matched(left_rows, wanted, left.names, side_keys)
+        return Reading(matched, lambda: status_of(left_rows))
+
+    def _matched(
+        self, left_rows: Batches, wanted: Sequence[str], left: Sequence[str], side_keys: pa.Table
+    ) -> Batches:
+        """Yield rows of the source with the columns `wanted`; `left`: those of the source."""
+        side = self._side
+        with ended(left_rows):
+            for batch, after in left_rows:
+                if not batch.num_rows:
+                    yield batch, after
+                    continue
+                rows = _match(batch, side_keys)
+                columns: dict[str, pa.Array] = {}
+                for name in wanted:
+                    if name in batch.schema.names:
+                        columns[name] = batch.column(name)
+                    elif name not in left:  # a preview has no labels
+                        columns[name] = _one_chunk(side[name].take(rows))
+                yield with_marks(batch, columns), after
 
     def _keys(self) -> list[str]:
         return list(checks.names(self.on))

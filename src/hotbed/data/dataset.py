@@ -16,10 +16,11 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
-from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of, is_preview
+from hotbed.connectors.position import OPENED, PLACE, Batches, Position, decisions_of, is_preview
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.read_plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.source import Source
+from hotbed.connectors.status import UNKNOWN, SourceStatus, ended, status_of
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, changed
@@ -68,7 +69,7 @@ class Dataset:
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
     the clock are left out, and those of an endless source become dead letters. For a source that
     ends, the clock of the first reading counts, also after a resume. `live` holds the journal, the
-    dead letters and the clock; put your own there before reading. `reading` has the batches that
+    dead letters and the clock; assign your own before reading. `status` says what the source knows. `reading` has the batches that
     the thread of the newest iteration has read ahead.
 
     Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
@@ -116,6 +117,7 @@ class Dataset:
         self.grains = 1
         self.skips = Skips()
         self.live = Live()
+        self._rows: Batches | None = None  # of an endless source, in the newest reading
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._labels = True
@@ -174,7 +176,12 @@ class Dataset:
     @property
     def lag(self) -> int | None:
         """Rows that wait at an endless source; None if the source does not report it."""
-        return self.live.lag
+        return self.status.lag
+
+    @property
+    def status(self) -> SourceStatus:
+        """What an endless source knows, in the newest reading."""
+        return UNKNOWN if self._rows is None else status_of(self._rows)
 
     @property
     def has_next(self) -> bool:
@@ -330,7 +337,7 @@ class Dataset:
             self._next_epoch = number + 1
         divided = self.grains > 1 and not self._streams and self.source.divisible
         check_layout(start, divided=divided)
-        self.live.open_rows = None
+        self._rows = None
         return self._run(number, start, wishes, divided=divided)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
@@ -350,6 +357,7 @@ class Dataset:
             start = self._at(0, self._start)
         check_position(start, self._at(0, self._start), self.source)
         self._limit.resume(start.state)
+        self._rows = None
         self._resume = start
         self._position = start
         self._next_epoch = int(start["epoch"])
@@ -585,7 +593,7 @@ class Dataset:
             self.encoder.forget_labels()
         try:
             plan = replace(self._plan(), wishes=wishes, opens=True)
-            for raw, after in source.read(position, chunk_rows, plan):
+            for raw, after in self._read(source, position, chunk_rows, plan):
                 if raw is OPENED:
                     before = after
                     continue
@@ -615,12 +623,22 @@ class Dataset:
             if not self.endless:
                 self._check_matched()
 
+    def _read(
+        self, source: Source, position: Position | None, batch_rows: int, plan: ReadPlan
+    ) -> Batches:
+        """Read a source, whose status is then known."""
+        rows = source.read(position, batch_rows, plan)
+        if self.endless:
+            self._rows = rows
+        with ended(rows):
+            yield from rows
+
     def _blocks(self, position: Position | None) -> Iterator[Block | None]:
         """Yield the encoded blocks of a topic after `position`, by grain, and None at ticks."""
         before = position
         self.encoder.forget_labels()
         plan = replace(self._plan(), grains=self.grains)
-        items = self.source.read(position, READ_ROWS, plan)
+        items = self._read(self.source, position, READ_ROWS, plan)
         try:
             for raw, after in items:
                 if raw is not OPENED:

@@ -15,6 +15,7 @@ from hotbed.connectors.memory import Memory
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.connectors.status import Reading, SourceStatus
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,6 @@ class FakeStream(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        live = plan.live or Live()
         table = Memory(self.rows).table
         names = table.schema.names
         if plan.columns is not None:
@@ -69,9 +69,20 @@ class FakeStream(Source):
         if position is not None and position.state:
             position.require("FakeStream", self)
             state |= position.state
+        batches = self._batches(table, names, state, batch_rows, plan.live or Live())
+        return Reading(batches, lambda: SourceStatus(table.num_rows - state["start"]))
+
+    def _batches(
+        self,
+        table: pa.Table,
+        names: Sequence[str],
+        state: dict[str, Any],
+        batch_rows: int,
+        live: Live,
+    ) -> Iterator[tuple[pa.RecordBatch, Position]]:
+        """Yield the rows after `state`, which follows."""
         script = itertools.chain(self.takes, itertools.repeat(self.then))
         while not (self.ends and state["start"] == table.num_rows):
-            live.lag = table.num_rows - state["start"]
             if state["take"] is None and not _decide(state, live, script, table.num_rows):
                 yield TICK, Position(dict(state))
                 continue

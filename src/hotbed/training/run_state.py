@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from hotbed.connectors import Position
-from hotbed.connectors.live import SavedRows
+from hotbed.connectors.live import HeldRows, SavedRows
 from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, PersistError
@@ -163,10 +163,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     if not run.online:
         run.counts.epoch = run.model.counters["epochs"]
         run.metrics.update(rows_of(progress["metrics"])[0])
-    live = getattr(run.dataset, "live", None)
-    if live is not None:
-        run.ask_join(replace(run.goal.wishes, saved=read_open_rows(reader)))
-        live.open_rows = None
+    run.ask_join(replace(run.goal.wishes, saved=read_open_rows(reader)))
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         resumable(run).resume(run.position)
     set_random_state(reader.random)
@@ -178,22 +175,23 @@ def open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
 
     `since`: what it had opened at the state before, if only later rows are wanted.
     """
-    live = getattr(run.dataset, "live", None)
-    if run.position is None or live is None:
-        return None
-    place = join_position(run.position.state)
+    place = None if run.position is None else join_position(run.position.state)
     if place is None:
         return None
-    if live.open_rows is None:  # nothing was read since the resumption
+    rows = held_rows(run)
+    if rows is None:  # nothing was read since the resumption
         return run.goal.wishes.saved
-    saved: SavedRows = live.open_rows.saved_at(place, since)
-    return saved
+    return rows.saved_at(place, since)
+
+
+def held_rows(run: Run) -> HeldRows | None:
+    """Return what the join of a stream holds open; None without one, or before it is read."""
+    return run.dataset.status.open_rows if isinstance(run.dataset, Dataset) else None
 
 
 def release(run: Run) -> None:
     """Let a join of streams forget what lies before the last step."""
-    live = getattr(run.dataset, "live", None)
-    if run.position is not None and live is not None and live.open_rows is not None:
-        place = join_position(run.position.state)
-        if place is not None:
-            live.open_rows.release(place)
+    rows = held_rows(run)
+    place = None if run.position is None else join_position(run.position.state)
+    if rows is not None and place is not None:
+        rows.release(place)

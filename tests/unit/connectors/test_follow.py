@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import random
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def make(
 ) -> Dataset:
     dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
     dataset.live = live or Live()
-    dataset.live.tick_seconds = 0.001
+    dataset.live = replace(dataset.live, tick_seconds=0.001)
     return dataset
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -332,7 +333,7 @@ def test_a_position_of_an_older_version_is_completed(life: Life) -> None:
     source = {**old, "schema": life.dataset.position["source"]["schema"]}
     position = {**life.dataset.position.to_json(), "source": source}
     dataset = Dataset(Follow(life.folder), SCHEMA, 1, prefetch=0).resume(position)
-    dataset.live.tick_seconds = 0.0
+    dataset.live = replace(dataset.live, tick_seconds=0.0)
     items = dataset.stream()
     rows = [item.ids["row"].values.tolist() for item in islice(items, 2) if item is not None]
     assert rows == [[4], [5]]

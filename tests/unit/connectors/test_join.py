@@ -42,6 +42,7 @@ from hotbed.connectors import (
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
 from hotbed.connectors.read_plan import JoinWishes
+from hotbed.connectors.status import Reading, SourceStatus, status_of
 from hotbed.data import Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
@@ -323,7 +324,7 @@ def test_the_limit_of_a_dataset_acts_before_the_join() -> None:
     for limit, right in ((600.0, True), (1000.0, False), (None, False)):
         sources = (FakeStream(shown, then=4, ends=True), FakeStream(clicks, then=2, ends=True))
         dataset = Dataset(Join(*sources, on="id", within=60), schema, max_ahead_seconds=limit)
-        dataset.live.clock = lambda: BEGIN + 3000.0
+        dataset.live = replace(dataset.live, clock=lambda: BEGIN + 3000.0)
         labels = {
             i: label
             for batch in dataset
@@ -500,12 +501,13 @@ def test_a_position_holds_its_turn_and_needs_the_open_rows_of_its_state() -> Non
     items = join(15, 6).read(None, 4, ReadPlan(live=live, wishes=KEEPS))
     first, position = next(item for item in items if item[0].num_rows)
     assert first.num_rows == 4
-    assert live.open_rows is not None
+    held = status_of(items).open_rows
+    assert held is not None
     text = json.dumps(position.to_json())
     state = json.loads(text)
     with pytest.raises(DataError, match="needs the open impressions of its checkpoint"):
         next(join(1).read(Position.from_json(text), 4, ReadPlan(live=Live())))
-    saved = JoinWishes(saved=live.open_rows.saved_at(state, None))
+    saved = JoinWishes(saved=held.saved_at(state, None))
     plan = ReadPlan(live=Live(), wishes=saved)
     rest = join(1, 1, 1).read(Position.from_json(text), 4, plan)
     found = [row for batch, _ in [(first, None), *rest] for row in batch.to_pylist()]
@@ -542,10 +544,11 @@ def test_an_input_that_ends_holds_no_window_open_while_another_goes_on() -> None
     join = Join(shown, replay, on="id", within=5, unit="s", idle_seconds=1000)
     live = Live(Journal(), tick_seconds=0.001)
     samples: list[int] = []
-    for batch, _ in islice(join.read(plan=ReadPlan(live=live)), 60):
+    items = join.read(plan=ReadPlan(live=live))
+    for batch, _ in islice(items, 60):
         samples += batch.column("id").to_pylist() if batch.num_rows else []
     assert samples == list(range(84))
-    assert live.lag == 0
+    assert status_of(items).lag == 0
 
 
 def test_followed_folders_are_joined_and_resume_anywhere(
@@ -567,10 +570,12 @@ def test_followed_folders_are_joined_and_resume_anywhere(
     live = Live(Journal(), tick_seconds=0.001)
     samples: list[Any] = []
     states = []
-    for batch, position in islice(join.read(plan=ReadPlan(live=live, wishes=KEEPS)), 60):
+    items = join.read(plan=ReadPlan(live=live, wishes=KEEPS))
+    held = status_of(items).open_rows
+    assert held is not None
+    for batch, position in islice(items, 60):
         samples += batch.to_pylist()
-        assert live.open_rows is not None
-        saved = live.open_rows.saved_at(position.state, None)
+        saved = held.saved_at(position.state, None)
         states.append((len(samples), position, saved))
     assert len(samples) == 209
     assert all(row["label"] == (row["at"] % 3 == 0) for row in samples)
@@ -606,10 +611,10 @@ def test_a_file_that_stopped_a_join_may_be_corrected_and_no_other(
         folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
         join = Join(*folders, on="id", within=30, time="at", unit="s")
         live = Live(journal, tick_seconds=0.001)
-        for batch, after in join.read(
-            position, plan=ReadPlan(live=live, wishes=replace(KEEPS, saved=saved))
-        ):
-            yield batch.to_pylist(), after, live.open_rows.saved_at(after.state, None)  # type: ignore[union-attr]
+        items = join.read(position, plan=ReadPlan(live=live, wishes=replace(KEEPS, saved=saved)))
+        held: Any = status_of(items).open_rows
+        for batch, after in items:
+            yield batch.to_pylist(), after, held.saved_at(after.state, None)
 
     journal = Journal(tmp_path / "journal")
     for number in range(7):
@@ -669,9 +674,7 @@ class _Unforeseen(FakeStream):
     """A stream that does not know what will arrive."""
 
     def read(self, position: Any = None, batch_rows: int = 9, plan: Any = None) -> Any:
-        for item in super().read(position, batch_rows, plan):
-            plan.live.lag = 0
-            yield item
+        return Reading(super().read(position, batch_rows, plan), lambda: SourceStatus(lag=0))
 
 
 def test_an_input_is_not_idle_because_nobody_asked_it() -> None:
@@ -735,12 +738,12 @@ def test_what_is_open_beyond_its_memory_lies_on_disk_with_the_same_samples(
         spill = Spill(tmp_path, memory_bytes)
         sources = (FakeStream(shown, then=30, ends=True), FakeStream(clicks, then=9, ends=True))
         join = Join(*sources, on="id", within=500, unit="s", spill=spill)
-        live = Live()
+        items = join.read()
+        logs: Any = status_of(items).open_rows
         disk = 0
         spilled: set[Any] = set()
         samples = []
-        for batch, _ in join.read(plan=ReadPlan(live=live)):
-            logs: Any = live.open_rows
+        for batch, _ in items:
             disk = max(disk, logs.disk_bytes)
             are_held = [segment.disk_bytes > 0 for segment in logs.outcomes]
             spilled |= {*are_held, "matches" if logs.matches.disk_bytes else ""}
@@ -780,15 +783,17 @@ def test_a_join_that_reads_for_a_minute_without_a_sample_says_what_holds_it(
     seconds = iter(range(0, 100_000, 10))
     live = Live(Journal(), tick_seconds=0.001, clock=lambda: float(next(seconds)))
     join = Join(shown, clicks, on="id", within=1800, unit="s", idle_seconds=1e6)
-    for _ in islice(join.read(plan=ReadPlan(live=live)), 60):
+    items = join.read(plan=ReadPlan(live=live))
+    for _ in islice(items, 60):
         pass
     assert "no sample is decided: input 1 holds the windows open" in caplog.text
     assert "newest event is of 1970-01-01T00:00:07+00:00 (unit 's')" in caplog.text
-    assert live.open_rows is not None
-    assert live.open_rows.levels()["open_impressions"] == 90
-    assert live.open_rows.levels()["held_outcomes"] == 1
-    assert live.open_rows.counts["impressions"] == 90
-    assert live.open_rows.newest() == [{"": 89_000_000}, {"": 7_000_000}]
+    held = status_of(items).open_rows
+    assert held is not None
+    assert held.levels()["open_impressions"] == 90
+    assert held.levels()["held_outcomes"] == 1
+    assert held.counts["impressions"] == 90
+    assert held.newest() == [{"": 89_000_000}, {"": 7_000_000}]
 
 
 @pytest.mark.parametrize("stream", [False, True])

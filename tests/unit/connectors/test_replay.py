@@ -260,7 +260,7 @@ def test_a_paced_replay_is_a_stream_that_ends_and_resumes() -> None:
     dataset = Dataset(
         source, Schema([Id("n"), Time("at", unit="s")]), 4, flush_seconds=60, prefetch=0
     )
-    dataset.live.tick_seconds = 0.001
+    dataset.live = replace(dataset.live, tick_seconds=0.001)
     batches = [batch for batch in dataset.stream() if isinstance(batch, Batch)]
     assert [b.ids["n"].values.tolist() for b in batches] == [
         list(range(i, i + 4)) for i in range(0, 20, 4)

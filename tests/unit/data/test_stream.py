@@ -9,6 +9,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,12 @@ def test_idle_rows_are_a_batch_after_flush_seconds_and_again_in_the_next_life() 
         journal,
         flush_seconds=3,
     )
-    dataset.live.clock = Clock()
+    dataset.live = replace(dataset.live, clock=Clock())
     whole = list(dataset)
     assert rows(whole)[:3] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
     assert list(journal.after("cut", -1)) == [(3, {})]
     again = make(FakeStream(log(20), then=20, ends=True), 4, journal, flush_seconds=3)
-    again.live.clock = Clock()
+    again.live = replace(again.live, clock=Clock())
     assert rows(again) == rows(whole)
     assert whole[0].position is not None
     resumed = make(FakeStream(log(20), ends=True), 4, journal, flush_seconds=3).resume(
@@ -140,14 +141,14 @@ def test_no_new_cut_while_blocks_on_record_are_still_to_come() -> None:
                     yield batch.slice(0, 0), position
 
     second = make(Slow(log(8)), 4, journal, flush_seconds=3)
-    second.live.clock = Clock()
+    second.live = replace(second.live, clock=Clock())
     assert rows(islice(second, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert journal.last("cut") == -1
 
 
 def test_a_clock_that_goes_back_cuts_nothing_early() -> None:
     dataset = make(FakeStream(log(3), [3]), 4, flush_seconds=5)
-    dataset.live.clock = Clock(step=-100.0)
+    dataset.live = replace(dataset.live, clock=Clock(step=-100.0))
     assert list(islice(dataset.stream(), 20)) == [None] * 20
 
 
@@ -337,7 +338,7 @@ def test_rows_of_a_source_that_ends_may_lie_so_far_ahead_of_its_first_reading(ca
     def dataset(now: float) -> Dataset:
         found = Dataset(source, schema, 2, max_ahead_seconds=10, prefetch=0, cache=cache)
         clock.seconds = now
-        found.live.clock = clock
+        found.live = replace(found.live, clock=clock)
         return found
 
     first = dataset(1000.0)

@@ -22,6 +22,7 @@ import torch
 import hotbed as hb
 from hotbed.cli import checkpoints
 from hotbed.connectors.read_plan import JoinWishes, ReadPlan
+from hotbed.connectors.status import status_of
 from hotbed.errors import FormatError
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.container.row_files import arrow_batches, write_batches
@@ -212,8 +213,24 @@ def test_every_state_can_be_restored_and_leads_to_the_same_end(
 
 def kept(data: hb.Dataset) -> int:
     """Impressions that a join holds after a run."""
-    held: Any = data.live.open_rows
+    held: Any = data.status.open_rows
     return sum(map(len, held.impressions)) + held.returns_accepted
+
+
+def test_runs_in_any_order_release_the_rows_that_first_runs_release(tmp_path: Path) -> None:
+    def run(kind: str, data: hb.Dataset, name: str) -> int:
+        callbacks: dict[str, list[Any]] = {
+            "plain": [],
+            "saved": [hb.callbacks.Checkpoint(tmp_path / name, every_steps=9, wait=True)],
+            "shown": [hb.callbacks.Windows(samples=100, scored="shown")],
+        }
+        follow(data, callbacks[kind])
+        return kept(data)
+
+    first = {kind: run(kind, dataset(), kind) for kind in ("plain", "saved", "shown")}
+    data = dataset()
+    for number, kind in enumerate(["plain", "saved", "shown", "plain", "shown", "saved", "plain"]):
+        assert run(kind, data, str(number)) == first[kind], (number, kind)
 
 
 @pytest.mark.parametrize("nesting", some(1))
@@ -348,10 +365,11 @@ def test_open_rows_are_saved_and_put_back_in_every_type(kind: str) -> None:
 
     live = hb.sources.Live()
     plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True))
+    reading = join().read(None, 64, plan)
+    held: Any = status_of(reading).open_rows
     items = []
-    for batch, position in join().read(None, 64, plan):
-        assert live.open_rows is not None
-        items.append((batch, position, live.open_rows.saved_at(position.state, None)))
+    for batch, position in reading:
+        items.append((batch, position, held.saved_at(position.state, None)))
     labels = [row["label"] for batch, _, _ in items for row in values_of(batch)]
     assert labels == [float(number % 3 == 0) for number in range(len(labels))]
     assert len(labels) > 200

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -474,14 +475,14 @@ def test_states_have_one_writer_also_where_the_journal_lies_elsewhere(
     learn: Any, dataset: Any, tmp_path: Path
 ) -> None:
     data = dataset(640)
-    data.live.journal = Journal(tmp_path / "own" / "journal")
+    data.live = replace(data.live, journal=Journal(tmp_path / "own" / "journal"))
     with Lock(tmp_path / "state" / "journal"), pytest.raises(PersistError, match="another run"):
         learn(data=data)
     learn(data=data, max_steps=2)
     learn(data=data, max_steps=4)
     data.live.journal.close()
     # the folder's own, opened by the caller
-    data.live.journal = Journal(tmp_path / "state" / "journal")
+    data.live = replace(data.live, journal=Journal(tmp_path / "state" / "journal"))
     learn(data=data)
     data.live.journal.close()
 

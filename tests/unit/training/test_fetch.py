@@ -261,7 +261,7 @@ Loop = Callable[[Callable[[], hb.RecModel], Any, Recorder, int, Path], hb.RecMod
 
 def at_noon(stream: hb.Dataset) -> hb.Dataset:
     """Let a stream write one moment into all its positions."""
-    stream.live.clock = lambda: 43_200.0
+    stream.live = replace(stream.live, clock=lambda: 43_200.0)
     return stream
 
 

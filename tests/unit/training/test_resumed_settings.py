@@ -35,6 +35,7 @@ from hotbed.config import describe
 from hotbed.connectors.kafka.topic_source import Timings
 from hotbed.connectors.position import Position
 from hotbed.connectors.read_plan import JoinWishes, ReadPlan
+from hotbed.connectors.status import status_of
 from hotbed.embedding.policy import Admission, Eviction
 from hotbed.errors import DataError, HotbedError, PersistError
 from hotbed.persist.publish.topic import TopicFeed
@@ -611,12 +612,13 @@ def read(
             is_over = ticks > 60
             if isinstance(source, hb.sources.Kafka):  # its ticks are those of its client
                 patience = QUIET_SECONDS if len(rows) >= expected else LATE_SECONDS
-                is_over = live.lag == 0 and time.monotonic() - since > patience
+                is_over = status_of(batches).lag == 0 and time.monotonic() - since > patience
             if len(rows) >= count or is_over:
                 break
     held = None
-    if live.open_rows is not None and after is not None:
-        held = live.open_rows.saved_at(after.state, None)
+    open_rows = status_of(batches).open_rows
+    if open_rows is not None and after is not None:
+        held = open_rows.saved_at(after.state, None)
     return rows, after, held
 
 

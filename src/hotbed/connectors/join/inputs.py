@@ -16,6 +16,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.position import OPENED, PLACE, Position, partitions_of
 from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.connectors.status import SourceStatus, end, status_of
 from hotbed.errors import DecodeError, SchemaError
 
 INPUT_TICK_SECONDS = 0.01
@@ -47,7 +48,7 @@ class InputJournal(Journal):
 
 
 def live_of(live: Live, number: int) -> Live:
-    """Return what an input shares with its reader, where the join shares `live` with its own."""
+    """Return what the join gives an input, where it was given `live` itself."""
     return Live(
         InputJournal(live.journal, number),
         live.dead_letters,
@@ -82,7 +83,7 @@ class Input:
 
     Attributes:
         source: the input.
-        live: what the source shares with this reader.
+        live: what the source is given.
         ended: whether there are no more rows than those at hand.
         row: rows in turns so far.
         has_begun_here: whether this reading began before its first row.
@@ -105,8 +106,7 @@ class Input:
 
     def close(self) -> None:
         """End reading."""
-        if hasattr(self._items, "close"):
-            self._items.close()
+        end(self._items)
 
     def state(self, *, decided: bool = False) -> dict[str, Any]:
         """Return the place after the rows that turns took.
@@ -139,11 +139,16 @@ class Input:
         """Rows at hand."""
         return sum(part.rows.num_rows - part.used for part in self._parts)
 
+    @property
+    def status(self) -> SourceStatus:
+        """What the source knows now."""
+        return status_of(self._items)
+
     def is_quiet(self, lane: str) -> bool:
         """Return whether a partition is known to have no more rows for now; "" = the source."""
-        waiting = self.live.waiting
+        waiting = self.status.waiting
         if waiting is None:
-            return not self._parts and self.live.lag == 0
+            return not self._parts and self.status.lag == 0
         if not lane:
             return bool(waiting) and not self._parts and not any(waiting.values())
         return waiting.get(lane) == 0 and not any(lane in part.lanes for part in self._parts)

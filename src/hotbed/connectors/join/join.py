@@ -19,6 +19,7 @@ from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.position import Batches, Position
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
+from hotbed.connectors.status import Reading
 from hotbed.connectors.times import check_unit
 from hotbed.connectors.types import opened
 from hotbed.errors import ConfigError, SchemaError
@@ -229,10 +230,14 @@ class Join(Source):
             join = self._as_written(position)
             position.require("Join", join)
         reading = JoinReading(join, plan, position)
-        try:
-            yield from reading.batches(batch_rows)
-        finally:
-            reading.close()
+        return Reading(_batches(reading, batch_rows), lambda: reading.status)
+
+
+def _batches(reading: JoinReading, batch_rows: int) -> Batches:
+    try:
+        yield from reading.batches(batch_rows)
+    finally:
+        reading.close()
 
 
 __all__ = ["AsTheyCome", "Join", "Outcome", "Spill", "Wait"]

@@ -31,6 +31,7 @@ from hotbed.connectors.position import (
     Position,
 )
 from hotbed.connectors.read_plan import NO_WISHES, ReadPlan
+from hotbed.connectors.status import SourceStatus
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -76,7 +77,6 @@ class JoinReading:
             self._latest = self._goal.get("latest", LATEST if self._goal else now)
         if state:
             self._load(state)
-        self.live.open_rows = self.open
 
     def _opened_inputs(self, states: Any) -> list[Input]:
         inputs: list[Input] = []
@@ -90,6 +90,11 @@ class JoinReading:
             state = states[number] if states else {}
             inputs.append(Input(source, state, replace(plan, live=live)))
         return inputs
+
+    @property
+    def status(self) -> SourceStatus:
+        """What the join knows now."""
+        return self._turns.status
 
     def close(self) -> None:
         """End reading."""

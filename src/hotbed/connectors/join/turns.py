@@ -13,6 +13,7 @@ from hotbed.connectors.join.open_rows import OpenRows
 from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.live import Live, steady
 from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
+from hotbed.connectors.status import SourceStatus
 from hotbed.errors import DataError
 
 logger = logging.getLogger("hotbed.connectors")
@@ -36,6 +37,7 @@ class JoinTurns:
 
     Attributes:
         idle: the partitions that were idle in the last turn.
+        status: what the join knew before the last turn.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class JoinTurns:
         self._inputs = inputs
         self._lanes = lanes
         self._open = open_rows
+        self.status = SourceStatus(open_rows=open_rows)
         self._turn: Turn | None = state.get("turn")
         self.idle: list[Lane] = [(number, name) for number, name in state.get("idle", ())]
         self._seconds = steady(self._live.clock)
@@ -125,8 +128,7 @@ class JoinTurns:
 
     def _proposed(self) -> dict[str, Any] | None:
         """Return the decision about a new turn; None if none is due."""
-        self._live.lag = self._lag()
-        self._live.waiting = self._inputs[0].live.waiting
+        self.status = self._status()
         if self._must_pause():
             return None
         polled: set[int] = set()
@@ -172,13 +174,15 @@ class JoinTurns:
         self._is_paused = is_full
         return is_full
 
-    def _lag(self) -> int | None:
-        """Return the rows that wait at all inputs; None if one does not know."""
+    def _status(self) -> SourceStatus:
+        """Return the rows that wait at all inputs, as far as these know it, and what is open."""
+        waiting = self._inputs[0].status.waiting
         endless = [source for source in self._inputs if source.source.endless]
-        lags = [source.live.lag for source in endless if not source.ended]
+        lags = [source.status.lag for source in endless if not source.ended]
         if any(lag is None for lag in lags):
-            return None
-        return sum(lag or 0 for lag in lags) + sum(source.num_rows for source in self._inputs)
+            return SourceStatus(None, waiting, self._open)
+        at_hand = sum(source.num_rows for source in self._inputs)
+        return SourceStatus(sum(lag or 0 for lag in lags) + at_hand, waiting, self._open)
 
     def _idle_lanes(self, polled: set[int]) -> list[Lane]:
         """Return the partitions that have had nothing to read for long enough, or have ended.

@@ -20,6 +20,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
 from hotbed.connectors.read_plan import ReadPlan
+from hotbed.connectors.status import SourceStatus
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError
 
@@ -62,6 +63,7 @@ class KafkaReader:
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
         reached = {**self.offsets, **self.take}
         self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached, timings)
+        self.status = SourceStatus()
         self._waiting_since: float | None = None
 
     def position(self) -> Position:
@@ -100,7 +102,7 @@ class KafkaReader:
             self.offsets = dict(self.topic.begins)
         by_partition, expected = self._next_messages()
         if by_partition is None:
-            self.live.lag = self._lag()
+            self.status = self._status()
             return None
         self.count = 0
         for messages in by_partition.values():
@@ -120,7 +122,7 @@ class KafkaReader:
                 self.identity.block[partition] = Mark.of(messages[-1])
         self._waiting_since = None
         self.topic.needed = {}
-        self.live.lag = self._lag()
+        self.status = self._status()
         return _by_time(by_partition)
 
     def _next_messages(self) -> tuple[MessagesByPartition | None, int]:
@@ -134,17 +136,17 @@ class KafkaReader:
         decided = self.live.journal.decide("block", self.number, self._proposed, dense=True)
         return (None if decided is None else self._fetched(decided)), 0
 
-    def _lag(self) -> int | None:
-        """Return the number of messages behind the current block; None while it is not known."""
-        self.live.waiting = {}
+    def _status(self) -> SourceStatus:
+        """Return the number of messages behind the current block, as far as it is known."""
+        waiting: dict[str, int] = {}
         if not self.topic.is_reached:
-            return None
+            return SourceStatus(None, waiting)
         for partition in {**self.offsets, **self.take}:
-            waiting = self.topic.num_waiting(partition)
-            if waiting is None:
-                return None
-            self.live.waiting = {**self.live.waiting, str(partition): waiting}
-        return sum(self.live.waiting.values())
+            count = self.topic.num_waiting(partition)
+            if count is None:
+                return SourceStatus(None, waiting)
+            waiting[str(partition)] = count
+        return SourceStatus(sum(waiting.values()), waiting)
 
     def _fetched(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
         """Return the messages of a block that is decided; None until all are fetched."""

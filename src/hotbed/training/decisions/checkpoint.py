@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hotbed import checks
 from hotbed.config import described
-from hotbed.connectors import DeadLetters, Journal, Live, Position
+from hotbed.connectors import DeadLetters, Journal, Position
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, PersistError, RankLost
@@ -427,7 +428,7 @@ class Checkpoint:
         if folder is None:
             log.warning(
                 "%s: a journal needs a local disk: without one a killed stream resumes without "
-                "loss or repeat, but decisions of the clock may differ; set dataset.live.journal",
+                "loss or repeat, but decisions of the clock may differ; assign dataset.live",
                 self.path,
             )
             journal = Journal(None)
@@ -438,7 +439,7 @@ class Checkpoint:
         self._opened.callback(journal.close)
         run.clock.journal = journal
         if live is not None:
-            self._opened.enter_context(_recording(live, journal, letters))
+            self._opened.enter_context(_recording(run.dataset, journal, letters))
 
 
 def _has_state(path: str | Path) -> bool:
@@ -448,15 +449,14 @@ def _has_state(path: str | Path) -> bool:
 
 
 @contextmanager
-def _recording(live: Live, journal: Journal, letters: DeadLetters) -> Iterator[None]:
+def _recording(dataset: Any, journal: Journal, letters: DeadLetters) -> Iterator[None]:
     """Let a dataset record in `journal` and `letters` within."""
-    before = (live.journal, live.dead_letters)
-    live.journal = journal
-    live.dead_letters = letters
+    before = dataset.live
+    dataset.live = replace(before, journal=journal, dead_letters=letters)
     try:
         yield
     finally:
-        live.journal, live.dead_letters = before
+        dataset.live = before
 
 
 def _moment(run: Run) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from hotbed.training.columns import Tables, is_reason
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
+from hotbed.training.run_state import held_rows
 from hotbed.training.writes import Writes
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
@@ -125,8 +126,7 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
 
 def _join_readings(run: Run) -> list[Reading]:
     """Return what the join of a stream says; its reader may be ahead of training."""
-    live = getattr(run.dataset, "live", None)
-    open_rows = None if live is None else live.open_rows
+    open_rows = held_rows(run)
     if open_rows is None:
         return []
     values = [Reading(f"join_{key}", value) for key, value in open_rows.levels().items()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.training.run import Run
 from hotbed.training.stages.example import Example, prepare
@@ -32,8 +33,7 @@ class ShownScores:
         Raises:
             ConfigError: the data are not a join of streams, or several processes learn them.
         """
-        live = getattr(run.dataset, "live", None)
-        if live is None or not getattr(run.dataset, "endless", False):
+        if not isinstance(run.dataset, Dataset) or not run.dataset.endless:
             raise ConfigError(
                 "Windows.scored: 'shown' scores the impressions of a join of streams, got "
                 f"{type(run.dataset).__name__} that ends. Leave it out."
