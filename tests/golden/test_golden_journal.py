@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def rows_after(folder: Path, position: Any) -> Iterator[list[int]]:
     """Yield the rows of each batch until the stream has nothing new."""
     live = Live(Journal(folder / "journal"), DeadLetters(folder / "dead_letters.jsonl"))
-    live.tick_seconds = 0.01
+    live = replace(live, tick_seconds=0.01)
     source = hb.sources.Follow(folder / "incoming")
     dataset = hb.Dataset(source, SCHEMA, 4, prefetch=0, flush_seconds=1000, on_error="skip")
     dataset.live = live
