@@ -69,8 +69,8 @@ class Dataset:
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
     the clock are left out, and those of an endless source become dead letters. For a source that
     ends, the clock of the first reading counts, also after a resume. `live` holds the journal, the
-    dead letters and the clock; assign your own before reading. `status` says what the source knows. `reading` has the batches that
-    the thread of the newest iteration has read ahead.
+    dead letters and the clock; assign your own before reading. `status` says what the source knows.
+    `reading` has the batches that the thread of the newest iteration has read ahead.
 
     Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
 
