@@ -25,7 +25,7 @@ from hotbed.connectors.position import (
 )
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.connectors.status import UNKNOWN, Reading, ended, status_of
+from hotbed.connectors.status import UNKNOWN, SourceReading, ended, status_of
 from hotbed.connectors.types import completed, conform, has_open, is_number, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -175,7 +175,7 @@ class Concat(Source):
     ) -> Batches:
         current: list[Batches] = []
         batches = self._batches(position, batch_rows, plan, current)
-        return Reading(batches, lambda: status_of(current[0]) if current else UNKNOWN)
+        return SourceReading(batches, lambda: status_of(current[0]) if current else UNKNOWN)
 
     def _batches(
         self, position: Position | None, batch_rows: int, plan: ReadPlan, current: list[Batches]

@@ -33,7 +33,7 @@ from hotbed.connectors.position import (
 )
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.connectors.status import Reading, SourceStatus
+from hotbed.connectors.status import SourceReading, SourceStatus
 from hotbed.connectors.types import completed, has_open, types_of, with_open_as_null
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
@@ -131,7 +131,7 @@ class Follow(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
         reading = _FollowReading(self, plan, position)
-        return Reading(self._batches(reading, batch_rows), lambda: reading.status)
+        return SourceReading(self._batches(reading, batch_rows), lambda: reading.status)
 
     def _batches(self, reading: _FollowReading, batch_rows: int) -> Batches:
         while True:

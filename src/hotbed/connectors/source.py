@@ -19,7 +19,7 @@ from hotbed import checks
 from hotbed.config import describe, kind_of
 from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace, with_marks
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.status import Reading, ended, status_of
+from hotbed.connectors.status import SourceReading, ended, status_of
 from hotbed.connectors.types import (
     joined,
     opened,
@@ -516,7 +516,7 @@ class TableJoin(Source):
         side_keys = side.select(self._table_keys()).rename_columns(keys)
         left_rows = self.source.read(position, batch_rows, left_plan)
         matched = self._matched(left_rows, wanted, left.names, side_keys)
-        return Reading(matched, lambda: status_of(left_rows))
+        return SourceReading(matched, lambda: status_of(left_rows))
 
     def _matched(
         self, left_rows: Batches, wanted: Sequence[str], left: Sequence[str], side_keys: pa.Table

@@ -32,7 +32,7 @@ class SourceStatus:
 UNKNOWN = SourceStatus()
 
 
-class Reading(Iterator[tuple[pa.RecordBatch, Position]]):
+class SourceReading(Iterator[tuple[pa.RecordBatch, Position]]):
     """The batches of a source, and what it knows while it yields them.
 
     Args:
@@ -77,4 +77,4 @@ def ended(batches: Batches) -> Iterator[None]:
 
 def status_of(batches: Batches) -> SourceStatus:
     """Return what a source knows, of what its `read` returned."""
-    return batches.status if isinstance(batches, Reading) else UNKNOWN
+    return batches.status if isinstance(batches, SourceReading) else UNKNOWN

@@ -19,6 +19,7 @@ order.py        the order of an epoch: encoded chunks in their order, or buffers
 places.py       positions of a dataset, and whether reading may resume from them
 previews.py       what a join says of the samples of a batch, and the impressions with it
 schema.py       Schema: the columns of a problem and their roles
+source_rows.py  SourceRows: the rows of one reading of a source, and its status
 stream.py       how the rows of an endless source become batches
 transforms/     transforms of one column, the same code in training and in serving
 """

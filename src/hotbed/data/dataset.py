@@ -16,11 +16,11 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
-from hotbed.connectors.position import OPENED, PLACE, Batches, Position, decisions_of, is_preview
+from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of, is_preview
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.read_plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.source import Source
-from hotbed.connectors.status import UNKNOWN, SourceStatus, ended, status_of
+from hotbed.connectors.status import SourceStatus
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, changed
@@ -48,6 +48,7 @@ from hotbed.data.places import (
 )
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
+from hotbed.data.source_rows import SourceRows
 from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -117,7 +118,7 @@ class Dataset:
         self.grains = 1
         self.skips = Skips()
         self.live = Live()
-        self._rows: Batches | None = None  # of an endless source, in the newest reading
+        self._source_rows = SourceRows()
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._labels = True
@@ -181,7 +182,7 @@ class Dataset:
     @property
     def status(self) -> SourceStatus:
         """What an endless source knows, in the newest reading."""
-        return UNKNOWN if self._rows is None else status_of(self._rows)
+        return self._source_rows.status
 
     @property
     def has_next(self) -> bool:
@@ -337,7 +338,7 @@ class Dataset:
             self._next_epoch = number + 1
         divided = self.grains > 1 and not self._streams and self.source.divisible
         check_layout(start, divided=divided)
-        self._rows = None
+        self._source_rows = SourceRows()
         return self._run(number, start, wishes, divided=divided)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
@@ -357,7 +358,7 @@ class Dataset:
             start = self._at(0, self._start)
         check_position(start, self._at(0, self._start), self.source)
         self._limit.resume(start.state)
-        self._rows = None
+        self._source_rows = SourceRows()
         self._resume = start
         self._position = start
         self._next_epoch = int(start["epoch"])
@@ -593,7 +594,7 @@ class Dataset:
             self.encoder.forget_labels()
         try:
             plan = replace(self._plan(), wishes=wishes, opens=True)
-            for raw, after in self._read(source, position, chunk_rows, plan):
+            for raw, after in self._source_rows.read(source, position, chunk_rows, plan):
                 if raw is OPENED:
                     before = after
                     continue
@@ -623,22 +624,12 @@ class Dataset:
             if not self.endless:
                 self._check_matched()
 
-    def _read(
-        self, source: Source, position: Position | None, batch_rows: int, plan: ReadPlan
-    ) -> Batches:
-        """Read a source, whose status is then known."""
-        rows = source.read(position, batch_rows, plan)
-        if self.endless:
-            self._rows = rows
-        with ended(rows):
-            yield from rows
-
     def _blocks(self, position: Position | None) -> Iterator[Block | None]:
         """Yield the encoded blocks of a topic after `position`, by grain, and None at ticks."""
         before = position
         self.encoder.forget_labels()
         plan = replace(self._plan(), grains=self.grains)
-        items = self._read(self.source, position, READ_ROWS, plan)
+        items = self._source_rows.read(self.source, position, READ_ROWS, plan)
         try:
             for raw, after in items:
                 if raw is not OPENED:

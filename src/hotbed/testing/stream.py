@@ -15,7 +15,7 @@ from hotbed.connectors.memory import Memory
 from hotbed.connectors.position import OPENED, PLACE, TICK, Position
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.connectors.status import Reading, SourceStatus
+from hotbed.connectors.status import SourceReading, SourceStatus
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class FakeStream(Source):
             position.require("FakeStream", self)
             state |= position.state
         batches = self._batches(table, names, state, batch_rows, plan.live or Live())
-        return Reading(batches, lambda: SourceStatus(table.num_rows - state["start"]))
+        return SourceReading(batches, lambda: SourceStatus(table.num_rows - state["start"]))
 
     def _batches(
         self,

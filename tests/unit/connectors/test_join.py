@@ -42,7 +42,7 @@ from hotbed.connectors import (
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
 from hotbed.connectors.read_plan import JoinWishes
-from hotbed.connectors.status import Reading, SourceStatus, status_of
+from hotbed.connectors.status import SourceReading, SourceStatus, status_of
 from hotbed.data import Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
@@ -674,7 +674,7 @@ class _Unforeseen(FakeStream):
     """A stream that does not know what will arrive."""
 
     def read(self, position: Any = None, batch_rows: int = 9, plan: Any = None) -> Any:
-        return Reading(super().read(position, batch_rows, plan), lambda: SourceStatus(lag=0))
+        return SourceReading(super().read(position, batch_rows, plan), lambda: SourceStatus(lag=0))
 
 
 def test_an_input_is_not_idle_because_nobody_asked_it() -> None:

@@ -19,7 +19,7 @@ from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.position import Batches, Position
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
-from hotbed.connectors.status import Reading
+from hotbed.connectors.status import SourceReading
 from hotbed.connectors.times import check_unit
 from hotbed.connectors.types import opened
 from hotbed.errors import ConfigError, SchemaError
@@ -230,7 +230,7 @@ class Join(Source):
             join = self._as_written(position)
             position.require("Join", join)
         reading = JoinReading(join, plan, position)
-        return Reading(_batches(reading, batch_rows), lambda: reading.status)
+        return SourceReading(_batches(reading, batch_rows), lambda: reading.status)
 
 
 def _batches(reading: JoinReading, batch_rows: int) -> Batches:

@@ -23,7 +23,7 @@ from hotbed.connectors.messages import Decoder, Json
 from hotbed.connectors.position import TICK, Batches, Position
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
-from hotbed.connectors.status import Reading
+from hotbed.connectors.status import SourceReading
 from hotbed.errors import ConfigError, DataError
 
 HIDDEN = "***"
@@ -227,7 +227,7 @@ class Kafka(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
         reader = KafkaReader(self, plan.live or Live(), position, self._timings, plan.grains)
-        return Reading(self._batches(reader, batch_rows, plan), lambda: reader.status)
+        return SourceReading(self._batches(reader, batch_rows, plan), lambda: reader.status)
 
     def _batches(self, reader: KafkaReader, batch_rows: int, plan: ReadPlan) -> Batches:
         self._readings.append(reader.topic)
