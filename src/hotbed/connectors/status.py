@@ -19,8 +19,8 @@ class SourceStatus:
 
     Args:
         lag: rows that wait at the source; None = unknown.
-        waiting: the same by partition, of a join that of its impressions; None = the source does
-            not know its partitions.
+        waiting: `lag` by partition; for a join, by partition of its impressions. None = the source
+            does not know its partitions.
         open_rows: what a join holds open.
     """
 
