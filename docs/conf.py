@@ -103,7 +103,6 @@ PAGES = {
     ],
     "Rec SDK": [
         "compat.mx_rec.util.initialize",
-        "compat.mx_rec.core.asc.feature_spec",
         "compat.mx_rec.core.asc.helper",
         "compat.mx_rec.core.asc.manager",
         "compat.mx_rec.core.embedding",

@@ -421,6 +421,13 @@ def test_torch_is_imported_only_where_the_design_says() -> None:
     assert not wrong, wrong
 
 
+def test_the_readme_names_the_folders_in_their_order() -> None:
+    text = (ROOT / "README.md").read_text()
+    (chain,) = re.findall(r"^    (connectors -> .+)$", text, re.M)
+    others = ("pictures", "compat", "testing")
+    assert chain.split(" -> ") == [name for name in FOLDERS if name not in others]
+
+
 def test_folders_are_those_of_the_design() -> None:
     folders = {p.parent.relative_to(SOURCE) for p in python_files(SOURCE)} - {Path()}
     assert {folder.parts[0] for folder in folders} <= set(FOLDERS)
