@@ -25,6 +25,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import FormatError, HotbedError
+from hotbed.persist.container.check import rows as rows_check
 from hotbed.persist.container.format import open_checkpoint, read_newest
 from hotbed.persist.state.chain import Replica
 from hotbed.persist.state.checkpoint import State, save
@@ -293,6 +294,12 @@ CASES: dict[str, Change] = {
     "a column whose name is no text": unnamed,
     "tensors that are none": torn_tensors,
 }
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a batch are checked in more than one piece."""
+    monkeypatch.setattr(rows_check, "_NUMBERS_AT_ONCE", 5)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -27,7 +27,7 @@ from hotbed.serving.server.options import RemoteOptions, RowsOptions
 from hotbed.serving.stores.messages import CALLS, MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 
-from .conftest import Held, OnThread, Trainer, at_once, wait_for
+from .conftest import Held, OnThread, Trainer, at_once, make_certificate, wait_for
 
 
 class Running(OnThread):
@@ -284,6 +284,29 @@ def test_rows_need_a_token_and_tls_encrypts_them(
         hb.ParameterServer.connect(url, "two").ask("Ready", {}, 5)
     with pytest.raises(ConfigError, match="Give a PEM file"):
         hb.ParameterServer.connect(url, "two", tmp_path / "none")
+    running.close()
+
+
+def test_calls_need_a_certificate_of_the_authorities(
+    exported: Path, certificate: tuple[str, str], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    running = Running(exported, tls_cert=cert, tls_key=key, tls_clients=cert)
+
+    def code(own: tuple[str, str] | None) -> str:
+        files = (None, None) if own is None else [Path(file).read_bytes() for file in reversed(own)]
+        trust = grpc.ssl_channel_credentials(Path(cert).read_bytes(), *files)
+        with grpc.secure_channel(running.address, trust) as channel:
+            try:
+                channel.unary_unary(f"/{SERVICE}/Ready")(b"", timeout=10)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+        return "OK"
+
+    assert code(certificate) == "OK"
+    assert [code(own) for own in (None, make_certificate(tmp_path))] == ["UNAVAILABLE"] * 2
+    with pytest.raises(StoreError, match="UNAVAILABLE"):  # a server has none to send
+        hb.ParameterServer.connect(f"grpcs://{running.address}", trusted=cert).ask("Ready", {}, 5)
     running.close()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import time
@@ -17,7 +18,7 @@ import pytest
 
 import hotbed as hb
 
-from .conftest import Held, Process, Trainer, Workers, wait_for
+from .conftest import Held, Process, Trainer, Workers, paused, wait_for
 
 
 def ask(server: Process, trainer: Trainer) -> tuple[int, float, int]:
@@ -70,6 +71,19 @@ def status(server: Process, method: str, path: str) -> int:
     return found
 
 
+def served_by_a_new_worker(server: Workers, trainer: Trainer, token: Path) -> int:
+    """Kill a worker while the file of the token is wrong; return the version of the next one."""
+    content = token.read_text()
+    token.write_text("# none\n")
+    first, *others = server.children
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: len(set(server.children) - {first}) == 2, "it is started again")
+    with paused(others):
+        version = right(server, trainer)
+    token.write_text(content)
+    return version
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
@@ -90,6 +104,9 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     for seed in range(3):
         version = trainer.publish(seed, full=seed == 2)
         wait_for(lambda version=version: right(server, trainer) == version, "it is served", 30)
+
+    if isinstance(server, Workers):
+        assert served_by_a_new_worker(server, trainer, token) == version
 
     assert status(server, "POST", "/v2/repository/models/m/unload") == 200
     until = time.monotonic() + 3  # it is looked for each second

@@ -5,6 +5,7 @@ is served, with a reason, until the source is mended.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -269,7 +270,12 @@ def test_running_server_reports_damaged_rows_and_reads_them_anew(
 
 
 class HangingServer(hb.ParameterServer):
-    """Its loads of model `m` wait while `goes_on` is clear, as for a mount that hangs."""
+    """Its loads of model `m` wait while `goes_on` is clear, as for a mount that hangs.
+
+    `end`: raised once by a load that has waited, as by a mount that was taken away.
+    """
+
+    end: OSError | None = None
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -279,12 +285,18 @@ class HangingServer(hb.ParameterServer):
     def load(self, name: str, *arguments: Any) -> Any:
         with self._change(name), self._writing(name):
             assert name != "m" or self.goes_on.wait(20)
+            end = self.end
+            self.end = None
+            if end is not None:
+                raise end
             return super().load(name, *arguments)
 
 
+@pytest.mark.parametrize("end", [None, errno.ENOTCONN, errno.ESTALE, errno.EIO])
 def test_read_that_hangs_is_reported_and_served_once_it_ends(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int | None
 ) -> None:
+    """Also where the mount that hung is replaced, which ends the read by an error."""
     monkeypatch.setattr(following, "_HANG_SECONDS", 0.2)
     server = HangingServer(tmp_path / "rows")
     models = Models(server, load_seconds=0.2)
@@ -298,6 +310,9 @@ def test_read_that_hangs_is_reported_and_served_once_it_ends(
     with pytest.raises(StoreAway, match="another load"):
         models.load("m")
     assert_served(models, source, 1)
+    if end is not None:
+        source.mend()
+        server.end = OSError(end, os.strerror(end))
     server.goes_on.set()
     wait_for(
         lambda: models.index()[0]["version"] == str(source.published.versions[2]),
