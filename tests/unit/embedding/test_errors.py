@@ -320,6 +320,26 @@ def test_a_full_table_leaves_the_other_tables_of_the_call_as_they_were() -> None
         assert everything(table) == before[name], name
 
 
+def test_a_full_table_leaves_new_rows_in_the_modules_before_it() -> None:
+    """Each module maps its own ids: those of one collection, as above, are mapped together."""
+    tables = [hb.Table("a", 2), hb.Table("b", 2, evict=hb.Lru(1024)), hb.Table("c", 2)]
+    modules = [hb.EmbeddingCollection([Feature("f", t.name)], [t]) for t in tables]
+
+    def look_up(num_ids: int) -> None:
+        for module in modules:
+            module({"f": hb.Ids(torch.arange(num_ids))})
+
+    look_up(20)
+    before = [everything(table) for table in tables]
+    for _ in range(2):  # the second time, its ids have their rows
+        with pytest.raises(TableFull, match="'b'"):
+            look_up(4_000)
+        assert [everything(table) for table in tables[1:]] == before[1:]
+        assert (len(tables[0]), tables[0].step) == (4_000, 0)
+    ids = np.arange(4_000)
+    assert (tables[0].lookup(ids) == hb.Table("a", 2).lookup(ids)).all()
+
+
 def test_ttl_without_time_is_an_error() -> None:
     table = hb.Table("user", dim=1, evict=hb.Ttl(days=1))
     with pytest.raises(ConfigError, match="time"):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,20 @@ def test_an_evaluation_between_forward_and_update_keeps_no_rows_in_memory(disk: 
     scores.sum().backward()
 
 
+def test_states_on_two_folders_have_other_manifests_and_the_same_contents(
+    disk: hb.Ssd, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    parents = set()
+    digests = set()
+    for tier in (disk, replace(disk, path=tmp_path / "other"), hb.Ram()):
+        model = model_on(tier)
+        model.fit(dataset(), max_steps=2, progress=False)
+        digests.add(digest_of(model, tmp_path / "state"))
+        parents.add(model.parent)
+    assert (len(parents), len(digests)) == (3, 1)
+
+
 # --- copies ---------------------------------------------------------------------------------------
 
 
@@ -387,6 +402,9 @@ def test_what_holds_a_table_says_how_to_save_it_instead_of_a_pickle(
             ConfigError, match=r"'user'.*cannot be pickled.*RecModel\.save.*deepcopy"
         ):
             pickle.dumps(held)
+    with pytest.raises(ConfigError, match=r"'user'.*copy\.copy.*deepcopy"):
+        copy.copy(model.tables["user"])
+    assert copy.copy(model).network is model.network
 
 
 # --- loops of torch -------------------------------------------------------------------------------
