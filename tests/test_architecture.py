@@ -590,6 +590,7 @@ PATCHED_CONSTANTS = {
     "hotbed.data.dataset.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.persist.container.check.rows._NUMBERS_AT_ONCE": "behind every reader of a state",
     "hotbed.persist.container.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
     "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",
