@@ -33,7 +33,7 @@ STEP = 5
 TIMEOUT = 3
 GRACE = 30
 """Seconds after which torchrun kills a process that SIGTERM does not end."""
-START = 60
+START = 240
 """Seconds for two starts and the steps of both, on a machine with other work beside it."""
 PROGRAM = """
 import importlib.util, os, sys
