@@ -11,7 +11,7 @@ from torch import nn
 
 from hotbed.config import build, describe
 from hotbed.embedding.footprint import measured
-from hotbed.embedding.modules import Embedding, EmbeddingBag, table_modules
+from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
@@ -70,13 +70,10 @@ def described_within(network: nn.Module, optimizers: Mapping[str, Any]) -> dict[
     """
     lookups: dict[str, dict[str, list[Any]]] = {}
     for module in table_modules(network):
-        if isinstance(module, (Embedding, EmbeddingBag)):
-            (feature,) = module.layout.features
-            settings = {"pooling": feature.pooling, "max_norm": getattr(module, "max_norm", None)}
-            for name, value in settings.items():
-                values = lookups.setdefault(feature.table, {}).setdefault(name, [])
-                if value not in values:
-                    values.append(value)
+        for name, value in module.settings.items():
+            values = lookups.setdefault(module.tables[0].name, {}).setdefault(name, [])
+            if value not in values:
+                values.append(value)
     described: dict[str, Any] = {}
     for name, optimizer in optimizers.items():
         plain = described_argument(optimizer) if name.startswith(ROOT) else None

@@ -938,6 +938,31 @@ def pools(pooling: str) -> Any:
     return lambda: hb.EmbeddingBag(table()(), pooling)
 
 
+class Bags(torch.nn.Module):
+    """A model of plain torch."""
+
+    def __init__(self, mode: str, padding_idx: int | None) -> None:
+        super().__init__()
+        self.item = torch.nn.EmbeddingBag(50, 4, mode=mode, padding_idx=padding_idx)
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, item: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.item((item % 50).unsqueeze(1))).squeeze(1)
+        return scores
+
+
+def converted(
+    mode: str = "sum", padding_idx: int | None = None, unbounded: Iterable[str] = ()
+) -> Any:
+    def make() -> hb.RecModel:
+        plain = Bags(mode, padding_idx)
+        optimizer = torch.optim.Adam(plain.parameters())
+        network, combined, _ = hb.auto(plain, optimizer, unbounded=list(unbounded))
+        return hb.RecModel(network, "bce", combined)
+
+    return make
+
+
 LOSSES = hb.losses
 TRANSFORMS = hb.transforms
 FIELDS: dict[str, list[FieldCase]] = {
@@ -1098,6 +1123,15 @@ FIELDS: dict[str, list[FieldCase]] = {
         FieldCase(
             "`EmbeddingBag` in a network of yours: `pooling`", own(pools("sum")), own(pools("mean"))
         ),
+        *(
+            FieldCase(f"a model of `hb.auto`: {what}", converted(**before), converted(**after))
+            for what, before, after in (
+                ("the `mode` of a bag", {}, {"mode": "mean"}),
+                ("`padding_idx`", {}, {"padding_idx": 3}),
+                ("`unbounded`", {}, {"unbounded": ["item"]}),
+                ("`unbounded` no more", {"unbounded": ["item"]}, {}),
+            )
+        ),
     ],
 }
 MACHINE = {"machine.torch": "2.6", "machine.torch_threads": 1}
@@ -1127,6 +1161,22 @@ def test_a_field_that_changes_is_taken_or_refused(
         return
     compare("state", before, after)
     assert ("stays" if case.verdict == "keeps" else "resumed with") in caplog.text
+
+
+def test_rates_of_several_groups_stay_and_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def with_rate(rate: float) -> hb.RecModel:
+        network = torch.nn.Sequential(looks_up()(), torch.nn.Linear(4, 1))
+        weight, bias = network[1].parameters()
+        groups = [{"params": [weight], "lr": 0.1}, {"params": [bias], "lr": rate}]
+        return hb.RecModel(network, "bce", torch.optim.SGD(groups))
+
+    with_rate(0.2).save(tmp_path)
+    caplog.set_level(logging.INFO, "hotbed")
+    resumed = with_rate(0.3).restore(tmp_path)
+    assert "lr of group 1 stays 0.2, received 0.3" in caplog.text
+    assert [group["lr"] for group in resumed.learner.dense.param_groups] == [0.1, 0.2]
 
 
 def test_another_machine_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

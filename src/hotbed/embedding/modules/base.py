@@ -52,6 +52,11 @@ class TableModule(Carrier, ABC):
         self.register_buffer("_device", torch.empty(0), persistent=False)
         self._begin()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How it looks up, beside its tables, as plain values by name; {} if its schema says it."""
+        return {}
+
     def _begin(self) -> None:
         """Set the parameters and the number that each module, also a copy, has of its own."""
         for number, group in enumerate(self.groups):

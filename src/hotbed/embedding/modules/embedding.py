@@ -39,6 +39,10 @@ class Embedding(TableModule):
             checks.finite_number("Embedding.max_norm", max_norm, above=0)
         self.max_norm = max_norm
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"pooling": self.features[0].pooling, "max_norm": self.max_norm}
+
     def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
         """Return the rows of `ids`.
 
@@ -78,6 +82,10 @@ class EmbeddingBag(TableModule):
         check_table("EmbeddingBag.table", table)
         feature = Feature(table.name, table.name, pooling)
         super().__init__(FeatureLayout([table], [feature], buckets))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"pooling": self.features[0].pooling, "max_norm": None}
 
     def forward(
         self,

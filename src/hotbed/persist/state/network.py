@@ -195,10 +195,19 @@ def load_optimizer(
         _load_table_groups(optimizer, plain)
     else:
         unflatten(optimizer, name, tensors, plain)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
         fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
         if accepted.intersection(fields or ["optimizer.lr", f"optimizers.{name}.lr"]):
             _set_rate(group, rate)
+        elif not fields and len(rates) > 1 and group["lr"] != rate:
+            # the description of a model has the rate of a single group only
+            log.info(
+                "optimizer %s: lr of group %d stays %s, received %s",
+                name,
+                number,
+                group["lr"],
+                rate,
+            )
 
 
 def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:

@@ -188,6 +188,14 @@ class MovedLookup(TableModule):
         self.to(source.weight.device)
         self.train(source.training)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "pooling": self.features[0].pooling,
+            "padding_idx": self.padding_idx,
+            "unbounded": self.unbounded,
+        }
+
     @abstractmethod
     def as_ids(
         self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
