@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,9 @@ def test_data_that_a_reader_lacks_are_generated(tmp_path: Path, kind: str) -> No
     written = generate_missing(reader, input, solver, (100, 70))
     assert written == [reader.source, reader.eval_source]
     assert generate_missing(reader, input, solver, (100, 70)) == []
+    other = replace(reader, source=str(tmp_path / "none.txt"), slot_size_array=[9] * 2)
+    with pytest.raises(ConfigError, match="one size for each of 3 slots, got 2 sizes"):
+        generate_missing(other, input, solver, (100, 70))
     columns = columns_of(reader, input)
     ids = [Id(name) for name in columns.slots]
     schema = Schema([*(Label(name) for name in columns.labels), *columns.dense, *ids])

@@ -19,7 +19,13 @@ import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.clauses import Graph
 from hotbed.compat.hugectr.json.graph import write_graph
 from hotbed.compat.hugectr.json.layers import read_graph
-from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
+from hotbed.compat.hugectr.reader import (
+    Columns,
+    columns_of,
+    evaluation_data,
+    training_data,
+    warn_of_sizes,
+)
 from hotbed.connectors import Memory, Norm, write_file_list
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Shift
 from hotbed.errors import ConfigError, DataError, SchemaError
@@ -333,6 +339,15 @@ def test_a_dataset_resumes_at_any_batch(tmp_path: Path) -> None:
     for number, batch in enumerate(batches):
         rest = list(data(one_hot).resume(batch.position))
         assert ids(rest, "wide") == ids(batches[number + 1 :], "wide")
+
+
+def test_sizes_behind_the_last_slot_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """As in NVIDIA's wdl_etc.py, whose graph has 27 slots and whose reader 28 sizes."""
+    many = reader("Raw", "train.bin", slot_size_array=[1, 2, 3, 4], adds_slot_offsets=True)
+    columns = columns_of(many, INPUT)
+    assert (columns.offsets, columns.sizes) == ((0, 1, 3), (1, 2, 3))
+    warn_of_sizes(many, columns.slots)
+    assert "slot_size_array has 4 sizes for 3 slots; the last 1 are not used" in caplog.text
 
 
 def test_data_that_does_not_fit_the_input_is_refused(tmp_path: Path) -> None:

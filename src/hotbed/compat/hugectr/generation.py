@@ -12,7 +12,7 @@ from pathlib import Path
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
 from hotbed.compat.hugectr.parquet import METADATA_FILE, ColumnPlace, FileStats, Metadata
-from hotbed.compat.hugectr.reader import adds_sizes, raw_source
+from hotbed.compat.hugectr.reader import adds_sizes, raw_source, sizes_of_slots
 from hotbed.connectors import (
     Distribution,
     Generated,
@@ -216,7 +216,9 @@ def _layout_of(
     if kind in _ONE_FILE:
         raw = raw_source(reader, input, solver, "")
         hotness = list(raw.slots.values())
-    all_sizes = filled_sizes(reader.slot_size_array or sizes or [1000] * len(hotness))
+    if reader.slot_size_array:
+        sizes = sizes_of_slots(reader, len(hotness))
+    all_sizes = filled_sizes(sizes or [1000] * len(hotness))
     firsts = [0] * len(hotness)
     has_shared_keys = kind in (DataReaderType_t.Norm, DataReaderType_t.Raw)
     if has_shared_keys and not adds_sizes(reader):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from hotbed.errors import ConfigError
 SHUFFLE_ROWS = 1 << 18
 """Rows of the buffer in which readers shuffle that do so in HugeCTR."""
 
+_LOG = logging.getLogger("hotbed.compat.hugectr")
 _ONE_FILE = (DataReaderType_t.Raw, DataReaderType_t.RawAsync)
 
 
@@ -170,16 +172,36 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def offset_sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
-    """Return `slot_size_array`, whose prefix sums some readers add to keys; else nothing."""
-    sizes = reader.slot_size_array
-    if not sizes or not adds_sizes(reader):
+    """Return `slot_size_array`, whose prefix sums some readers add to keys; else nothing.
+
+    Sizes behind that of the last slot are not used, as in HugeCTR's Parquet reader.
+    """
+    if not reader.slot_size_array or not adds_sizes(reader):
         return ()
-    if len(sizes) != len(slots):
+    return sizes_of_slots(reader, len(slots))
+
+
+def sizes_of_slots(reader: DataReaderParams, num_slots: int) -> tuple[int, ...]:
+    """Return the sizes of so many slots; ConfigError if `slot_size_array` has fewer."""
+    sizes = reader.slot_size_array
+    if len(sizes) < num_slots:
         raise ConfigError(
-            f"reader.slot_size_array: expected one size for each of {len(slots)} slots, got "
+            f"reader.slot_size_array: expected one size for each of {num_slots} slots, got "
             f"{len(sizes)} sizes. Give a size for each slot of the input, or none."
         )
-    return sizes
+    return sizes[:num_slots]
+
+
+def warn_of_sizes(reader: DataReaderParams, slots: Sequence[str]) -> None:
+    """Warn of sizes that no slot has: the slots may be other ones than was meant."""
+    sizes = offset_sizes(reader, slots)
+    if sizes and len(reader.slot_size_array) > len(sizes):
+        _LOG.warning(
+            "hugectr: reader.slot_size_array has %d sizes for %d slots; the last %d are not used",
+            len(reader.slot_size_array),
+            len(sizes),
+            len(reader.slot_size_array) - len(sizes),
+        )
 
 
 def adds_sizes(reader: DataReaderParams) -> bool:

@@ -56,6 +56,7 @@ from hotbed.compat.hugectr.reader import (
     named_columns,
     offset_sizes,
     training_data,
+    warn_of_sizes,
 )
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.translate.losses import LOSSES
@@ -203,6 +204,7 @@ class Model:
         say(f"Global seed is {seed}")
         torch.manual_seed(seed)
         columns = columns_of(self.reader, graph.input)
+        warn_of_sizes(self.reader, columns.slots)
         self.translation = self._translated(columns, seed, weights)
         self._say_release()
         self.network = _network(self.translation)
