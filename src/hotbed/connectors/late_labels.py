@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.merge import Events, PlaceAfter
 from hotbed.connectors.times import LATEST, text_of_time
-from hotbed.connectors.types import is_text, present_keys
+from hotbed.connectors.types import is_text_or_bytes, present_keys
 from hotbed.errors import ConfigError, SchemaError
 
 logger = logging.getLogger("hotbed.connectors")
@@ -60,7 +60,7 @@ class LateLabels:
     def check_types(self, columns: pa.Schema) -> None:
         """Raise SchemaError if the columns of the events are not of types that can be compared."""
         kind = columns.field(self.column).type
-        if not is_text(kind) and not pa.types.is_null(kind):
+        if not is_text_or_bytes(kind) and not pa.types.is_null(kind):
             raise SchemaError(
                 f"late labels: column {self.column!r} must be text, as {self.event!r} is, got "
                 f"{kind}. Write the kinds of events as text."

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.types import is_text
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 EARLIEST = -(2**63)
@@ -79,7 +80,7 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     if pa.types.is_date(kind):
         milliseconds = values.cast(pa.date64())
         return _scale(milliseconds.cast(pa.int64()), "ms")
-    if _is_text(kind):
+    if is_text(kind):
         return _from_text(values, unit, zones)
     if "%" in unit and pa.types.is_integer(kind):  # 14102100 read as a number
         return _from_format(values, unit)
@@ -96,7 +97,7 @@ def unreadable(values: pa.Array, micros: pa.Array) -> pa.Array:
     is_there = values.is_valid()
     if pa.types.is_floating(values.type):
         is_there = pc.and_(is_there, pc.invert(values.is_nan()))
-    elif _is_text(values.type):
+    elif is_text(values.type):
         is_there = pc.and_(is_there, pc.not_equal(values.cast(pa.string()), ""))
     return pc.and_not(is_there.fill_null(False), micros.is_valid())
 
@@ -257,12 +258,6 @@ def _within(values: pa.Array, least: float, most: float) -> pa.Array:
     is_below = pc.less_equal(values, pa.scalar(most, kind))
     is_inside = pc.and_(is_above, is_below)
     return pc.if_else(is_inside, values, pa.scalar(None, kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    return bool(pa.types.is_string_view(kind))
 
 
 def _from_format(values: pa.Array, form: str) -> pa.Array:

@@ -110,6 +110,13 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    return bool(pa.types.is_string_view(kind))
+
+
+def is_text_or_bytes(kind: pa.DataType) -> bool:
     """Return whether a type is text or bytes, in a plain encoding."""
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
@@ -393,7 +400,7 @@ def present_keys(values: pa.Array) -> pa.Array:
     """
     kind = plain(values.type)
     values = recast(values, kind)
-    if is_text(kind):
+    if is_text_or_bytes(kind):
         is_missing = pc.equal(pc.binary_length(values), 0)
     elif pa.types.is_floating(kind):
         values = pc.add(values.cast(pa.float64()), 0.0).cast(kind)

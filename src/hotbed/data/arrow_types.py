@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
+from hotbed.connectors.types import is_text
+
 Type: TypeAlias = str
 """The type of the values of a raw column.
 
@@ -168,10 +170,3 @@ def is_number(kind: pa.DataType) -> bool:
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return True
     return is_whole(kind) or kind == pa.null()
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is text."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    return bool(pa.types.is_string_view(kind))

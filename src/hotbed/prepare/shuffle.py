@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shuffle: all rows of a key to one task, through files; and `Side`, the way back.
 
-Buckets are ranges of the keys' hashes. Rows that are sorted by `hash_keys` in each bucket are
+Buckets are ranges of the keys' hashes. Rows that are sorted by `mix64` in each bucket are
 therefore sorted over all buckets, for any number of buckets.
 """
 
@@ -21,18 +21,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.embedding.hashing import Uint64Array, mix64
+from hotbed.embedding.hashing import mix64
 
 _COPIES = 6
 """Times that a bucket's rows are in memory while its task sorts and gathers them."""
 _MAX_BUCKETS = 4096
 _TAIL = struct.Struct("<qq")  # bytes of the Arrow schema, number of batches
 _SHIFT = np.uint64(32)
-
-
-def hash_keys(keys: NDArray[np.int64]) -> Uint64Array:
-    """Return the hashes of int64 keys by which a shuffle assigns buckets, uint64 [n]."""
-    return mix64(keys)
 
 
 def buckets_for(num_bytes: int, memory: int, workers: int) -> int:
@@ -124,7 +119,7 @@ class ShuffleWriter:
             keys: the key of each row, int64 [n].
             rows: columns of the rows, of the same types in every chunk; no dictionaries.
         """
-        buckets = (hash_keys(keys) >> _SHIFT) * self._num_buckets >> _SHIFT
+        buckets = (mix64(keys) >> _SHIFT) * self._num_buckets >> _SHIFT
         small = buckets.astype(np.int16)  # sorted by radix
         order = np.argsort(small, kind="stable")
         counts = np.bincount(small, minlength=int(self._num_buckets))

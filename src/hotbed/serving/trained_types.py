@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.times import to_microseconds, unreadable
+from hotbed.connectors.types import is_text
 from hotbed.data.arrays import as_numpy, first_of, list_array, list_lengths
-from hotbed.data.arrow_types import is_bytes, is_list, is_text, is_time
+from hotbed.data.arrow_types import is_bytes, is_list, is_time
 from hotbed.errors import DataError
 
 _NARROW = {pa.date32().id, pa.time32("s").id}  # Arrow makes them of int32 only

@@ -66,3 +66,10 @@ def check_names(where: str, names: Sequence[str], tables: Mapping[str, Table]) -
                 f"{where}: the network has no such table, got {name!r}. "
                 f"{did_you_mean(name, tables)}"
             )
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Return callbacks as a list: of several, of one, or of None."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

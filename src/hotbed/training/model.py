@@ -44,6 +44,7 @@ from hotbed.training.arguments import (
     check_evaluation,
     check_names,
     check_network,
+    listed,
     tables_of,
 )
 from hotbed.training.callbacks.validation import Validate
@@ -217,7 +218,7 @@ class RecModel:
             observer = self._progressive(goal)
         limits = StreamLimits(max_steps, None)
         history = History()
-        every_callback = [*_listed(callbacks), limits, history, *cores]
+        every_callback = [*listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, every_callback, progress=progress)
         fit_epochs(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
@@ -266,7 +267,7 @@ class RecModel:
             observer = self._progressive(goal, by_training=progressive == "training")
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
-        every_callback = [*_listed(callbacks), limits, history, *cores]
+        every_callback = [*listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, every_callback, progress=progress)
         follow(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
@@ -700,7 +701,7 @@ class RecModel:
             self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
         if isinstance(data, Dataset):
             data = data.undivided()  # metrics and predictions are in the order of the rows
-        run = Run(self, Goal(data), Callbacks(_listed(callbacks)), observer)
+        run = Run(self, Goal(data), Callbacks(listed(callbacks)), observer)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
@@ -773,12 +774,6 @@ def _log_frozen_lookups(network: nn.Module) -> None:
             "call network.train() before training unless that is meant",
             ", ".join(names),
         )
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def _num_batches(data: Any, *, of_stream: bool = False) -> int | None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.prepare.shuffle import BucketShuffle, Side, buckets_for, hash_keys
+from hotbed.embedding.hashing import mix64
+from hotbed.prepare.shuffle import BucketShuffle, Side, buckets_for
 
 Partitions = list[list[list[int | None]]]
 
@@ -59,9 +60,9 @@ def test_shuffle_gives_all_rows_of_a_key_to_one_bucket_in_their_order(
             assert not keys & by_key.keys()
             for row in rows:
                 by_key[row["key"]].append((row["row"], row["text"]))
-            sorted_keys += sorted(keys, key=lambda key: int(hash_keys(np.array([key]))[0]))
+            sorted_keys += sorted(keys, key=lambda key: int(mix64(np.array([key]))[0]))
     assert by_key == expected
-    hashes = hash_keys(np.array(sorted_keys, np.int64))
+    hashes = mix64(np.array(sorted_keys, np.int64))
     assert (np.sort(hashes) == hashes).all()
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotbed.embedding.hashing import mix64
 from hotbed.prepare.keyed.statistics import (
     earlier_means,
     fold_sums,
@@ -23,7 +24,7 @@ from hotbed.prepare.keyed.statistics import (
     group_statistic,
     smoothed_means,
 )
-from hotbed.prepare.shuffle import BucketShuffle, hash_keys
+from hotbed.prepare.shuffle import BucketShuffle
 
 FOLDS = 3
 
@@ -74,7 +75,7 @@ def test_smoothed_means_equal_those_of_a_dict(
                 expected = mean_by_hand(labels, 0.25, smooth)
                 assert means.out_of_fold[number, fold] == pytest.approx(expected, abs=1e-9)
     assert sorted(keys) == sorted({row[0] for row in everything})
-    hashes = hash_keys(np.array(keys, np.int64))
+    hashes = mix64(np.array(keys, np.int64))
     assert (np.sort(hashes) == hashes).all()
 
 

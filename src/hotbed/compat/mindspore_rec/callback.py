@@ -13,6 +13,7 @@ from hotbed import checks
 from hotbed.compat.mindspore_rec.tensor import with_asnumpy
 from hotbed.errors import ConfigError
 from hotbed.parallel.world import speaks
+from hotbed.training.arguments import listed
 from hotbed.training.run import Run
 
 if TYPE_CHECKING:
@@ -332,10 +333,10 @@ def adapted(callbacks: Any, training: Training) -> list[Any]:
     A `Callback` is adapted. An object with the method `for_engine(training)` gives the engine's
     callbacks that take its place.
     """
-    listed = _listed(callbacks)
-    training.args.list_callback = listed
+    every_callback = listed(callbacks)
+    training.args.list_callback = every_callback
     engine_callbacks: list[Any] = []
-    for callback in listed:
+    for callback in every_callback:
         if isinstance(callback, Callback):
             engine_callbacks.append(Adapter(callback, training))
         elif hasattr(callback, "for_engine") and not isinstance(callback, type):
@@ -343,12 +344,6 @@ def adapted(callbacks: Any, training: Training) -> list[Any]:
         else:
             engine_callbacks.append(callback)
     return engine_callbacks
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def _overrides(callback: Callback, name: str) -> bool:

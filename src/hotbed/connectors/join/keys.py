@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.connectors.types import is_text, plain, recast
+from hotbed.connectors.types import is_text_or_bytes, plain, recast
 from hotbed.errors import SchemaError
 
 _SEEDS = (0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D)
@@ -59,7 +59,7 @@ def _hashed(columns: Sequence[pa.Array], seed: int) -> np.ndarray:
 
 def require_key(name: str, kind: pa.DataType) -> None:
     """Raise SchemaError if values of a type, without encodings, cannot be keys of a join."""
-    if not (pa.types.is_null(kind) or _is_number(kind) or is_text(kind) or _is_time(kind)):
+    if not (pa.types.is_null(kind) or _is_number(kind) or is_text_or_bytes(kind) or _is_time(kind)):
         raise SchemaError(
             f"join: the key {name!r} must hold whole numbers, text or times, got {kind}. Name "
             "another column."
@@ -84,7 +84,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
 def _plain(column: pa.Array) -> pl.Series:
     """Return a column as bytes or as unsigned numbers."""
     column = recast(column, plain(column.type))
-    if is_text(column.type):
+    if is_text_or_bytes(column.type):
         return pl.Series(column.cast(pa.large_binary()))
     if pa.types.is_null(column.type):
         return pl.Series(np.zeros(len(column), np.uint64))

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
+from hotbed.connectors.types import is_text
 from hotbed.data.arrays import integers_of, numbers_of
-from hotbed.data.arrow_types import is_text, is_whole
+from hotbed.data.arrow_types import is_whole
 from hotbed.data.context import Context
 from hotbed.data.learners import Learner, Moments, Quantiles
 from hotbed.data.transforms.base import Transform, not_fitted

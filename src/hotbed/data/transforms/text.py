@@ -11,8 +11,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.types import is_text
 from hotbed.data.arrays import list_array, require_text_form
-from hotbed.data.arrow_types import is_text
 from hotbed.data.context import Context
 from hotbed.data.transforms.base import Transform
 from hotbed.errors import SchemaError

@@ -123,11 +123,7 @@ class RowGradients:
         sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
         if earlier is not None and any(earlier.mapped.num_uniques()):
             sums = lookup.join([earlier, sums])
-        self._wait(sums)
-
-    def put(self, sums: Sums) -> None:
-        """Let the gradients of a step wait, where none wait before."""
-        self._wait(sums)
+        self.put(sums)
 
     @contextmanager
     def scaled(self) -> Iterator[None]:
@@ -136,7 +132,7 @@ class RowGradients:
         is_same = pending is not None and pending.unchanged(pending.sums.grads)
         yield
         if pending is not None and is_same:
-            self._wait(pending.sums)
+            self.put(pending.sums)
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
@@ -168,7 +164,7 @@ class RowGradients:
         only the rows that have one. There torch forgets the ids of a sparse gradient, too.
         """
         if self._pending is not None:
-            self._wait(self._without_ids(self._pending.sums.mapped))
+            self.put(self._without_ids(self._pending.sums.mapped))
 
     def _without_ids(self, mapped: MappedIds) -> Sums:
         """Return the sums of no id, for the tables of `mapped`."""
@@ -176,7 +172,8 @@ class RowGradients:
         grads = [group.empty(nothing) for group in self._layout.groups]
         return Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
 
-    def _wait(self, sums: Sums) -> None:
+    def put(self, sums: Sums) -> None:
+        """Let gradients wait in place of those that wait."""
         sums = replace(sums, grads=[_on_host(grad, self._device) for grad in sums.grads])
         for parameter, grad in zip(self._parameters, sums.grads, strict=True):
             parameter.grad = grad
@@ -201,5 +198,5 @@ class RowGradients:
             return Sums(pending.sums.mapped, pending.sums.groups, rows)
         # by nn.Module.zero_grad(set_to_none=False), which knows no tables
         nothing = self._without_ids(pending.sums.mapped)
-        self._wait(nothing)
+        self.put(nothing)
         return nothing

@@ -3,7 +3,7 @@
 
 A chunk gives partial sums of its rows, a bucket adds those of its keys in the order of the chunks.
 Sums are float64 and are taken one after another, so that they have the same bits on any machine.
-The keys of a bucket are sorted by `hash_keys`: so are those of all buckets, one after another.
+The keys of a bucket are sorted by `mix64`: so are those of all buckets, one after another.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hotbed.data.arrays import as_numpy, nulls_of
 from hotbed.data.columns import distinct_ids
+from hotbed.embedding.hashing import mix64
 from hotbed.prepare.keyed.derive import Histories
-from hotbed.prepare.shuffle import hash_keys
 
 Floats = NDArray[np.float64]
 Keys = NDArray[np.int64]
@@ -38,7 +38,7 @@ class Groups:
     def of(cls, keys: Keys) -> Groups:
         """Return the groups of the keys of rows, int64 [n]."""
         distinct, numbers = distinct_ids(keys)
-        order = np.argsort(hash_keys(distinct))
+        order = np.argsort(mix64(distinct))
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         return cls(distinct[order], places[numbers])

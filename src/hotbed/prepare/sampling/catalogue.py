@@ -13,11 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.data.columns import Columns, ids_of
-from hotbed.embedding.hashing import Uint64Array
+from hotbed.embedding.hashing import Uint64Array, mix64
 from hotbed.errors import DataError
 from hotbed.prepare.sampling.draw import Weights, count_up_to, running_sum
 from hotbed.prepare.sampling.order import Order
-from hotbed.prepare.shuffle import Bucket, hash_keys
+from hotbed.prepare.shuffle import Bucket
 
 Int64Array = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def items_of(bucket: Bucket) -> pa.Table:
 
 def _versions(rows: pa.Table) -> pa.Table:
     """Return the first row of each version, with the counts of its rows."""
-    keys = hash_keys(rows.column(_KEY).to_numpy())
+    keys = mix64(rows.column(_KEY).to_numpy())
     times = rows.column(_TIME).to_numpy()
     order = np.lexsort((times, keys))
     rows = rows.take(pa.array(order))
@@ -122,7 +122,7 @@ class Catalogue:
         with open(folder / "times", "wb") as times:
             for versions in buckets:
                 distinct, first = np.unique(
-                    hash_keys(versions.column(_KEY).to_numpy()), return_index=True
+                    mix64(versions.column(_KEY).to_numpy()), return_index=True
                 )
                 hashes.append(distinct)
                 num_versions.append(np.diff(first, append=versions.num_rows))
@@ -166,7 +166,7 @@ class Catalogue:
 
     def places(self, keys: Int64Array) -> Int64Array:
         """Return the places of items, [n], by their keys."""
-        return np.searchsorted(self.hashes, hash_keys(keys))
+        return np.searchsorted(self.hashes, mix64(keys))
 
     def take(
         self, names: Sequence[str], places: Int64Array, times: Int64Array | None = None
