@@ -218,7 +218,7 @@ class Concat(Source):
     ) -> Batches:
         """Yield the rows of source `number` after `row`, with the columns and types of all.
 
-        `numbered`: samples say the impression that they come from, or that there is none.
+        `numbered`: samples bring the number of their impression, if they have one.
         """
         is_history = self.endless and not self.sources[number].endless
         for batch, after in batches:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an endless source knows while it is read: ask the reading for it with `status_of`."""
+"""The state of an endless source while it is read; `status_of` asks the reading for it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from hotbed.optim.precision import Compile
 from hotbed.optim.sparse import dense_parameters
 
 WITHIN = ("lookups", "optimizers")
-"""Members of a model's description that are no arguments of RecModel: `described_within`."""
+"""Members of a model's description that are not arguments of RecModel: `described_within`."""
 BEFORE = "boost_level"
 """The argument in whose place `compile` came; states of earlier builds have it."""
 

@@ -230,7 +230,7 @@ class Training:
         data: what it learns.
         args: of `RunContext.original_args`.
         evaluates: whether the call evaluates.
-        sink_size: batches that are an epoch; None where there is no sink mode.
+        sink_size: batches that are an epoch; None without sink mode.
         initial_epoch: number of epochs before the first of the call.
     """
 

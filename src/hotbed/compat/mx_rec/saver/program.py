@@ -95,7 +95,7 @@ class Program:
     def load(self, reader: Reader, allow: Sequence[str]) -> None:
         """Load a checkpoint of the same program, before its first batch.
 
-        What decides the data is compared when they are read: a program may open them later.
+        The settings of the data are compared when they are read: a program may open them later.
 
         Args:
             reader: the checkpoint.
