@@ -54,6 +54,7 @@ from hotbed.connectors.prepared import Prepared
 from hotbed.connectors.read_plan import ReadPlan, Skips
 from hotbed.connectors.replay import Replay
 from hotbed.connectors.source import Slice, Sort, Source, TableJoin
+from hotbed.connectors.status import SourceReading, SourceStatus
 from hotbed.connectors.text.delimited import Csv
 from hotbed.connectors.text.jsonl import Jsonl
 from hotbed.connectors.text.libsvm import Libsvm
@@ -91,6 +92,8 @@ __all__ = [
     "Slice",
     "Sort",
     "Source",
+    "SourceReading",
+    "SourceStatus",
     "Spill",
     "TableJoin",
     "UniformKeys",

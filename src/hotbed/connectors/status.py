@@ -38,6 +38,8 @@ class SourceReading(Iterator[tuple[pa.RecordBatch, Position]]):
     Args:
         batches: as `Source.read` yields them.
         status: returns what the source knows now.
+
+    Example: `return SourceReading(batches, lambda: SourceStatus(lag=queue.qsize()))`
     """
 
     def __init__(self, batches: Batches, status: Callable[[], SourceStatus]) -> None:
