@@ -9,7 +9,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hotbed.connectors import DeadLetters, Journal, Live, Memory
+from hotbed.connectors import Concat, DeadLetters, Journal, Live, Memory, SourceStatus
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.testing import FakeStream
@@ -66,6 +66,28 @@ def test_iteration_leaves_ticks_out_and_map_keeps_the_stream() -> None:
     assert rows(dataset.map(lambda batch: batch[:2])) == [[0, 1], [4, 5]]
     assert dataset.map(lambda batch: batch).live is dataset.live
     assert dataset.endless
+
+
+def test_what_a_source_knows_is_of_the_newest_reading_of_one_dataset() -> None:
+    """Whether the source is read alone, after files, or with a side table."""
+    stream = FakeStream(log(8), [4, 0, 2], then=0)
+    sides = Memory({"row": range(8), "side": range(8)})
+    for source in (stream, Concat([Memory(log(2)), stream]), stream.join(sides, "row")):
+        dataset = Dataset(source, SCHEMA, 2, prefetch=0)
+        assert dataset.status == SourceStatus()
+        items = dataset.stream()
+        assert [next(items) is None for _ in range(4)][:2] == [False, False]
+        lag = dataset.lag
+        assert lag in (2, 4, 8)
+        other = dataset.without_labels()
+        assert [next(other.stream()) is None for _ in range(1)] == [False]
+        assert dataset.lag == lag
+        items.close()
+        assert dataset.lag == lag  # as it was last
+        dataset.resume({})
+        assert dataset.lag is None
+    with pytest.raises(FrozenInstanceError):
+        dataset.live.lag = 3  # type: ignore[attr-defined]  # no source and no run leaves word there
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
