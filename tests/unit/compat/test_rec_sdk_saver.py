@@ -456,6 +456,19 @@ def test_other_features_may_be_allowed(tmp_path: Path) -> None:
     next(other.run())
 
 
+def test_data_of_another_kind_may_be_allowed_and_begin_anew(tmp_path: Path, caplog: Any) -> None:
+    program = Program(save_steps=2)
+    list(zip(range(2), program.run(), strict=False))
+    program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    other = Program()
+    batches = list(other.dataset)
+    other.batches = framework.current().inserts[0].over(batches)
+    other.step = other.saver.restore(tmp_path, allow=["schema.*", "order.*"])
+    next(other.run())
+    assert "the training data have no position: they begin anew after step 2" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -330,6 +330,21 @@ def test_a_state_that_no_sum_of_squares_has_is_refused(
             load_dense_states(path, optimizer, network, TRANSLATION)
 
 
+@pytest.mark.parametrize("rule", [hb.Momentum(lr_inside=True), hb.Nesterov(lr_inside=True)])
+def test_sums_of_squares_that_are_taken_as_momentum_are_warned_of(
+    rule: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have its size, and files of states do not say whose they are."""
+    path = tmp_path / "states"
+    save_sparse(tmp_path / "rows", filled(rule=rule), SparseFile())
+    save_sparse_states(path, filled(rule=rule), SparseFile())
+    states = np.fromfile(path, np.float32)
+    for factor, is_warned in ((-1, False), (1, True)):
+        (factor * (np.abs(states) + 1)).astype(np.float32).tofile(path)
+        load_sparse_states(path, tmp_path / "rows", table(rule=rule), SparseFile())
+        assert ("as the sums of AdaGrad" in caplog.text) is is_warned
+
+
 def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:
     form = SparseFile(keeps_times=True)
     before = filled(rule=hb.Adam(scope="catch_up"))

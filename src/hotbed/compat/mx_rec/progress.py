@@ -132,7 +132,7 @@ class Progress:
             saver.begin()
         position = self._resume
         self._resume = None
-        if position is not None:
+        if position is not None and callable(getattr(dataset, "resume", None)):
             dataset.resume(position)
         elif is_first and self.step:
             log.warning(

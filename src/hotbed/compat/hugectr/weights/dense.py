@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
-from hotbed.compat.hugectr.weights.rows import check_squares
+from hotbed.compat.hugectr.weights.rows import check_squares, warn_of_sums
 from hotbed.config import parse_json
 from hotbed.embedding.rule import momentum_of, velocity
 from hotbed.errors import FormatError, PersistError
@@ -145,6 +145,8 @@ def load_dense_states(
         if name in _SQUARES:
             for array in block:
                 check_squares(Path(path), array)
+        elif name == _MOMENTUM:
+            warn_of_sums(Path(path), max(block, key=len))
     for name, block in zip(names, blocks, strict=True):
         states = _states(optimizer, network, name, new=True)
         for weight, array in zip(weights, block, strict=True):

@@ -130,6 +130,19 @@ def check_squares(path: Path, sums: NDArray[Any]) -> None:
     )
 
 
+def warn_of_sums(path: Path, momentum: NDArray[Any]) -> None:
+    """Warn of a state that is to be momentum and has no negative number.
+
+    A file of states does not say whose they are, and sums of squares may have its size.
+    """
+    if momentum.size > 1 and momentum.min() >= 0 and momentum.any():
+        log.warning(
+            "%s: it is taken as momentum, and has no negative number, as the sums of AdaGrad have "
+            "none. Give the state of this very optimizer, or leave it out.",
+            path,
+        )
+
+
 def check_keys(path: Path, ids: NDArray[np.int64], *, i64: bool) -> None:
     """Raise FormatError if a file with keys of 32 bits cannot hold an id."""
     if i64 or not len(ids):

@@ -27,6 +27,7 @@ from hotbed.compat.hugectr.weights.rows import (
     check_squares,
     lists_of,
     rows_of,
+    warn_of_sums,
 )
 from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.embedding import rule as rules
@@ -227,6 +228,7 @@ def load_sparse_states(
             place = 1 if isinstance(table.rule, rules.Adam) else 0
             check_squares(path, states[place, : len(keys)])
     if num_places and _has_momentum(table):
+        warn_of_sums(path, states[0, : len(keys)])
         states = rules.momentum_of(states, _rate(table, lr))
     missed = None
     if times is not None:
