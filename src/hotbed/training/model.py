@@ -71,7 +71,7 @@ from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.learner import check_not_moved
+from hotbed.training.stages.learner import SelfUpdating, check_not_moved
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.one_pass import obstacle_to_one_pass
 from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
@@ -447,6 +447,8 @@ class RecModel:
                 path = open_checkpoint(path)
         reader = path
         restoring.restore(reader, self.state(), allow)
+        if self._holds_schedules:
+            self.learner.load_state(reader.progress.get("learner", {}))
         self.learner.forget()
         self.schema = typed(self.schema, reader.schema, None)
         self.counters = {**self.counters, **reader.manifest.counters}
@@ -581,8 +583,14 @@ class RecModel:
             counters=self.counters,
             version=self.counters["steps"],
             parent=self.parent,
+            progress={"learner": self.learner.state()} if self._holds_schedules else {},
             shard=self.learner.shard,
         )
+
+    @property
+    def _holds_schedules(self) -> bool:
+        """Whether the network updates itself, by schedules among other things."""
+        return isinstance(self.learner, SelfUpdating) and bool(self.learner.state())
 
     def _scorer(self) -> Scorer:
         return Scorer(

@@ -294,6 +294,17 @@ def test_a_network_that_updates_itself_resumes_with_its_optimizers_and_schedules
         learned(tmp_path / "parts", 20, without)
 
 
+def test_a_saved_network_that_updates_itself_holds_its_schedules(tmp_path: Path) -> None:
+    network = UpdatesItself()
+    learned(tmp_path / "run", 7, network)
+    hb.RecModel(network).save(tmp_path / "saved")
+    restored = UpdatesItself()
+    hb.load(tmp_path / "saved", network=restored)
+    assert restored.schedule.state_dict() == network.schedule.state_dict()
+    assert restored.others[0].state_dict()["state"].keys() == {0, 1}
+    assert restored.others[0].param_groups[0]["lr"] == 0.1 / 4
+
+
 def test_a_state_without_the_optimizers_of_a_network_is_read_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
