@@ -386,3 +386,76 @@ def test_a_loss_monitor_prints_the_step_of_the_epoch_or_nothing(capsys: Any) -> 
     model.train(2, LABELLED * 3, [ms.LossMonitor(2), ms.LossMonitor(0)])
     lines = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["epoch: 1 step: 2", "epoch: 2 step: 1", "epoch: 2 step: 3"]
+
+
+class Looks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = ms.HashEmbeddingLookup(2)
+        self.own = ms.HashEmbeddingLookup(2, rule=hb.Sgd(lr=0.5), name="own")
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, ids: Any) -> Any:
+        return self.layer(torch.cat([self.rows(ids), self.own(ids)], 1)).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda network: torch.optim.Adam(network.parameters(), 0.1),
+        lambda network: torch.optim.SGD(
+            [
+                {"params": hb.dense_parameters(network), "lr": 0.2},
+                {"params": network.rows.parameters()},
+            ],
+            0.1,
+        ),
+        lambda network: hb.Adam(lr=0.1),
+        lambda network: "adam",
+    ],
+    ids=["torch", "groups", "rule", "name"],
+)
+def test_rows_follow_the_learning_rate_of_the_optimizer(make: Any) -> None:
+    ids = torch.arange(4)
+    batch = (ids, torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    network = Looks()
+    model = ms.RecModel(network, "mse", make(network))
+
+    def rows() -> list[Any]:
+        return [network.rows(ids).tolist(), network.own(ids).tolist()]
+
+    class Schedules(ms.Callback):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def step_end(self, run_context: Any) -> None:
+            args = run_context.original_args()
+            self.seen.append(rows())
+            if args.cur_step_num == 2:
+                for group in args.optimizer.param_groups:
+                    group["lr"] = 0.0
+
+    schedules = Schedules()
+    model.online_train([batch] * 4, schedules)
+    followed, own = zip(*schedules.seen, strict=True)
+    assert followed[0] != followed[1] == followed[2] == followed[3]
+    assert own[1] != own[2]
+    model.engine.learner.dense.param_groups[-1]["lr"] = 0.1  # between two calls
+    model.online_train([batch])
+    assert rows()[0] != followed[3]
+    model.engine.table_learning_rates = {"rows.embedding_table": 0.3}  # of rows alone
+    model.engine.dense_learning_rate = 0.2
+    model.online_train([batch])
+    assert model.engine.table_learning_rates == {"rows.embedding_table": 0.3, "own": 0.5}
+
+
+def test_data_of_epochs_may_have_no_length() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            yield from LABELLED * 3
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    model = ms.RecModel(Line(), "bce", "adam")
+    model.train(2, loader, ms.LossMonitor(2))
+    assert model.engine.counters["steps"] == 6

@@ -11,6 +11,7 @@ evaluation.py     eval_indexes
 boost.py          boost_level and boost_config_dict
 callback.py       callbacks: their events, and how the engine calls them
 checkpoint.py     ModelCheckpoint and CheckpointConfig
+rates.py          the learning rate of rows
 metrics.py        metrics: their names, and the base of a program's own
 tensor.py         Tensor: a torch tensor with `asnumpy`
 no_effect.py      arguments without effect, with their reasons

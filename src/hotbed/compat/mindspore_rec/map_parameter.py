@@ -355,24 +355,29 @@ class MapParameter(nn.Module):
         """Log that there is no parameter server: the processes that train hold the values."""
         ARGUMENTS.log_no_effect("MapParameter.set_param_ps")
 
-    def settle(self, name: str, rule: Rule | None) -> None:
+    def settle(self, name: str, rule: Rule | None) -> bool:
         """Give the table its place in the network as name, and the rule of the optimizer.
 
         A name and a rule of its own stay. Rows are kept, those of a trained table with the state of
         the optimizer if the rule is of the same kind.
+
+        Returns:
+            Whether it has the rule of the optimizer.
         """
+        follows = not self._has_own_rule and rule is not None
         old = self.embedding
         config = self.table.config
         if not self._has_own_name:
             config["name"] = name
-        if not self._has_own_rule and rule is not None:
+        if follows:
             config["rule"] = rule
         if config == self.table.config:
-            return
+            return follows
         table = _copied(self.table, config)
         self.embedding = Embedding(table, max_norm=old.max_norm).to(old._device.device)
         self.embedding.train(old.training)
         self.reader = ChangeReader(table, own_rows=True)
+        return follows
 
     def _check_values(
         self, caller: str, keys: NDArray[np.int64], values: NDArray[np.float32]

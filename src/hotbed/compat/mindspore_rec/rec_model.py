@@ -19,6 +19,7 @@ from hotbed.compat.mindspore_rec.evaluation import evaluated_by
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.metrics import LOSS, translated
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
+from hotbed.compat.mindspore_rec.rates import FollowedRate
 from hotbed.data.dataset import Dataset
 from hotbed.data.grains import MOST_GRAINS
 from hotbed.embedding.modules.parameter import TableRows
@@ -98,8 +99,9 @@ class RecModel:
         if grains is None:
             grains = grains_of_ranks(optimizer)
         self._data_parallel = data_parallel
+        self._rates: list[FollowedRate] = []
         if optimizer is not None and isinstance(network, nn.Module):
-            optimizer = _settled(network, optimizer)
+            optimizer, self._rates = _settled(network, optimizer)
         reports_loss = eval_indexes is not None or (loss_fn is not None and eval_network is None)
         metrics = translated(metrics, reports_loss=reports_loss)
         compiled = compiled_by(
@@ -178,7 +180,7 @@ class RecModel:
         training = Training(self.engine, data, args, sink_size=sink_size if sinks else None)
         return self.engine.online_train(
             data if isinstance(data, BatchesOfRanks) else train_dataset,
-            adapted(callbacks, training),
+            [*self._rates, *adapted(callbacks, training)],
             max_steps=max_steps,
             max_seconds=max_seconds,
             progress=False,
@@ -240,7 +242,7 @@ class RecModel:
             data if isinstance(data, BatchesOfRanks) else train_dataset,
             valid_dataset,
             range(initial_epoch, epoch) if initial_epoch else epoch,
-            adapted(callbacks, training),
+            [*self._rates, *adapted(callbacks, training)],
             progress=False,
         )
 
@@ -324,8 +326,12 @@ def _num_batches(data: Any, *, of_epochs: bool) -> int:
     number: int | None = getattr(data, "num_batches", None)
     if number is not None:
         return number
-    has_length = hasattr(data, "__len__") and (of_epochs or isinstance(data, (list, tuple)))
-    return len(data) if has_length else sys.maxsize
+    if not of_epochs and not isinstance(data, (list, tuple)):
+        return sys.maxsize
+    try:
+        return len(data)
+    except TypeError:  # as of a torch DataLoader over a stream
+        return sys.maxsize
 
 
 def grains_of_ranks(optimizer: Any) -> int:
@@ -352,41 +358,48 @@ def _check_sink_mode(sink_mode: Any) -> None:
         )
 
 
-def _settled(network: nn.Module, optimizer: Any) -> Any:
+def _settled(network: nn.Module, optimizer: Any) -> tuple[Any, list[FollowedRate]]:
     """Name the tables of a network by their places, and let the optimizer update their rows.
 
-    Returns the optimizer of the dense parameters.
+    Returns the optimizer of the dense parameters, and what lets rows follow its learning rate.
     """
     parameters = {}
     for path, module in network.named_modules():
         if isinstance(module, MapParameter):
             parameters[path] = module
     if not parameters:
-        return optimizer
-    rule, dense = _rule_and_dense(network, optimizer)
+        return optimizer, []
+    rule, number = _rule_of_rows(optimizer)
+    followers = []
     for path, parameter in parameters.items():
-        parameter.settle(path or "embedding_table", rule)
-    return dense
+        if parameter.settle(path or "embedding_table", rule):
+            followers.append(parameter.name)
+    if rule is None or not followers:
+        return optimizer, []
+    return optimizer, [FollowedRate(followers, rule.lr, number)]
 
 
-def _rule_and_dense(network: nn.Module, optimizer: Any) -> tuple[Rule | None, Any]:
-    """Return the rule of the rows of tables, and the optimizer of the dense parameters."""
+def _rule_of_rows(optimizer: Any) -> tuple[Rule | None, int]:
+    """Return the rule of the rows of tables, and the number of the parameter group that has them.
+
+    The rows leave their group.
+    """
     if isinstance(optimizer, Rule):
-        return optimizer, optimizer
+        return optimizer, 0
     if isinstance(optimizer, str):
         everything = [nn.Parameter(torch.zeros(1))]
         named = dense_optimizer(optimizer, everything)
         assert named is not None
-        return _touched(named, named.param_groups[0]), optimizer
+        return _touched(named, named.param_groups[0]), 0
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return None, optimizer
-    of_rows = optimizer.param_groups[0]
-    for group in optimizer.param_groups:
+        return None, 0
+    of_rows = 0
+    for number, group in enumerate(optimizer.param_groups):
         dense = [row for row in group["params"] if not isinstance(row, TableRows)]
         if len(dense) < len(group["params"]):
-            of_rows = group
+            of_rows = number
             group["params"] = dense
-    return _touched(optimizer, of_rows), optimizer
+    return _touched(optimizer, optimizer.param_groups[of_rows]), of_rows
 
 
 def _touched(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
