@@ -813,6 +813,21 @@ def test_help_of_set_says_whose_values_they_are(verb: str, words: str) -> None:
     assert f"Set one value {words}" in text
 
 
+def test_options_that_messages_and_pages_name_are_there() -> None:
+    commands = typer.main.get_command(cli.app).commands
+    options = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in commands.items()
+    }
+    wrong = []
+    for file in (*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"):
+        named = re.findall(r"\bhotbed ([a-z]+)(?: [\w.=/]+)* (--[a-z-]+)", file.read_text())
+        for verb, option in named:
+            if option not in options.get(verb, option):
+                wrong.append(f"{file.relative_to(ROOT)}: hotbed {verb} {option}")
+    assert wrong == []
+
+
 def test_schema_prints_the_json_schema() -> None:
     result = CliRunner().invoke(cli.app, ["schema"])
     assert json.loads(result.output) == json.loads((ROOT / "docs" / "job.schema.json").read_text())

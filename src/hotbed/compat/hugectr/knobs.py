@@ -157,7 +157,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     ),
     **_inference(
         {"update_source": "v3.3"},
-        "no Kafka is read: the rows stay as they are; hotbed serve --follow takes new versions",
+        "no Kafka is read: the rows stay as they are; hotbed serve --watch takes new versions",
     ),
 }
 

@@ -110,7 +110,7 @@ class PersistentDatabaseParams:
 
 @clause("update_source")
 class UpdateSourceParams:
-    """Where newer rows come from. `hotbed serve --follow` follows a trainer."""
+    """Where newer rows come from. `hotbed serve --watch` follows a trainer."""
 
     type: UpdateSourceType_t = UpdateSourceType_t.Null
     brokers: str = "127.0.0.1:9092"
