@@ -186,6 +186,15 @@ def edited(call: Callable[[hb.Table], Any], other: int, then: str = "step") -> N
         getattr(model, then)([batch()] if then == "evaluate" else batch())
 
 
+def edited_before_a_warm_start(other: int) -> None:
+    model = model_of()
+    model.step(batch())
+    model.save("saved")
+    if other:
+        model.tables["user"].clear()
+    model.warm_start("saved", optimizer_state=True)
+
+
 def freeze_dense(model: hb.RecModel) -> None:
     next(iter(hb.dense_parameters(model.network))).requires_grad_(False)
 
@@ -380,6 +389,10 @@ OTHERS: dict[str, tuple[Differ, str]] = {
     "moment of a warm start": (lambda n: warm(now=n), r"warm_start\.now \[0,.* 1\]"),
     "rows that are scored": (
         functools.partial(edited, EDITS["clear"], then="evaluate"),
+        r"rows of table 'user' changed by \['none',.* 'clear, digest \w+'\]",
+    ),
+    "rows before a warm start": (
+        edited_before_a_warm_start,
         r"rows of table 'user' changed by \['none',.* 'clear, digest \w+'\]",
     ),
     "exported state": (

@@ -28,7 +28,7 @@ from hotbed.optim.dense import set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Compile, precision
 from hotbed.optim.sparse import dense_parameters
-from hotbed.parallel import at
+from hotbed.parallel import at, edits_of
 from hotbed.parallel.world import check_not_wrapped, speaks
 from hotbed.persist.container.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.container.store import open_store, write_text
@@ -555,7 +555,7 @@ class RecModel:
         restoring.check_one_state(reader, shard.gathered(reader.manifest.digest))
         settings = {"rename": str(rename), "optimizer_state": optimizer_state, "now": now}
         settings["schema"] = None if schema is None else schema.to_json()
-        shard.check_equal({"warm_start": settings})
+        shard.check_equal({"warm_start": settings, **edits_of(self.tables.values())})
         with shard.together():
             return warm(reader)
 
