@@ -734,7 +734,10 @@ def hugectr_model(**settings: Any) -> hugectr.Model:
         return dataset(schema, solver.batchsize, shuffle=50)
 
     in_memory = patch.multiple(
-        hugectr_module, columns_of=lambda *_: None, training_data=data, evaluation_data=data
+        hugectr_module,
+        columns_of=lambda _, input: hugectr_module.named_columns(input),
+        training_data=data,
+        evaluation_data=data,
     )
     with in_memory, redirect_stdout(io.StringIO()):
         model.compile()
