@@ -133,7 +133,7 @@ def test_an_error_of_all_ranks_is_one_message(folder: Path) -> None:
     change = "schema.columns.user.column=nope"
     code, _, errors = hotbed(folder, "train", "job.yaml", "--ranks", "2", "--set", change)
     assert code == 2
-    assert errors.startswith("SchemaError columns ['nope'] are missing")
+    assert errors.startswith("SchemaError valid: columns ['nope'] are missing")
     assert errors.count("\n") == 1
 
 
@@ -266,7 +266,7 @@ def stop_a_rank(process: subprocess.Popen[str]) -> None:
 
 
 LOST = r"RankLost ranks: rank 0 in step \d+, [A-Za-z._]+: the connection to rank 1 was lost, got "
-KILLED = r"rank 1: the process was ended by SIGKILL\. "
+KILLED = "rank 1: the process was ended by SIGKILL"
 
 
 @pytest.mark.soak
@@ -275,8 +275,8 @@ KILLED = r"rank 1: the process was ended by SIGKILL\. "
     [
         (interrupt, 130, "SIGINT: all 2 ranks were ended\n"),
         (terminate, 143, "SIGTERM: all 2 ranks were ended\n"),
-        (kill_a_rank, 137, KILLED + LOST),
-        (stop_a_rank, 137, KILLED + LOST + ".* Timed out waiting 5000ms"),
+        (kill_a_rank, 137, rf"{KILLED}(\. {LOST}.*)?\n"),  # torch may end the witness first
+        (stop_a_rank, 137, rf"{KILLED}\. {LOST}.*(Timed out waiting 5000ms|timeout)"),
     ],
 )
 def test_a_signal_ends_all_ranks_with_one_message(

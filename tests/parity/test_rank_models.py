@@ -201,6 +201,7 @@ FEW_GRAINS = (
     "hugectr_passes",
     "mindspore_door",
     "mindspore_data_of_each_rank",
+    *(f"stopped, ahead {depth}" for depth in range(5)),
 )
 """Cases of four grains."""
 

@@ -112,7 +112,7 @@ class FeatureLayout:
         pooled: whether each feature is.
         output_dim: lanes of all pooled features side by side.
         groups: tables of one dim and rule.
-        timed: whether the tables use times.
+        dated: the tables that use times.
         admitting: the tables that refuse ids.
 
     Raises:
@@ -150,7 +150,7 @@ class FeatureLayout:
         )
         self.buckets = Buckets.of(f"embedding {sorted(number_of)}", buckets)
         self.groups = self._grouped()
-        self.timed = any(table.needs_times or table.keeps_times for table in self.tables)
+        self.dated = [table for table in self.tables if table.needs_times or table.keeps_times]
         self.admitting = [table for table in self.tables if table.native_admits]
 
     def _grouped(self) -> list[Group]:
@@ -174,11 +174,11 @@ class FeatureLayout:
         """
         if isinstance(time, CountedTimes):
             time = time.time
-        if not self.timed:
+        if not self.dated:
             return None
         if isinstance(time, Tensor):
             time = time.detach().cpu().numpy()
-        times = [checked_times(table, time, num_samples) for table in self.tables]
+        times = [checked_times(table, time, num_samples) for table in self.dated]
         return next((checked for checked in times if checked is not None), None)
 
     @contextmanager
@@ -188,8 +188,8 @@ class FeatureLayout:
         If the call raises, nothing is noted. Yields what undoes it.
         """
         undos = []
-        if training and self.timed:
-            undos = [take_times(table, times) for table in self.tables]
+        if training:
+            undos = [take_times(table, times) for table in self.dated]
 
         def undo() -> None:
             for undo_table in undos:

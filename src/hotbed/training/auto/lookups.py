@@ -277,10 +277,10 @@ class MovedLookup(TableModule):
         """Return one time for each sample of `ids`, from those of the samples of the batch."""
         if isinstance(times, CountedTimes):
             return CountedTimes(
-                self._of_ids(ids, times.time) if self.layout.timed else None,
+                self._of_ids(ids, times.time) if self.layout.dated else None,
                 self._of_ids(ids, times.counted),
             )
-        return self._of_ids(ids, times) if self.layout.timed else None
+        return self._of_ids(ids, times) if self.layout.dated else None
 
     def _of_ids(self, ids: Ids, of_samples: Any) -> Tensor | None:
         """Return the values of the samples of a batch for each sample of `ids`."""
