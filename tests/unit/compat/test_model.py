@@ -47,7 +47,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def evaluation(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
         return hb.Dataset(hb.sources.Memory(rows), schema, solver.batchsize_eval)
 
-    monkeypatch.setattr(model, "columns_of", lambda reader, input: None)
+    monkeypatch.setattr(model, "columns_of", lambda reader, input: model.named_columns(input))
     monkeypatch.setattr(model, "training_data", training)
     monkeypatch.setattr(model, "evaluation_data", evaluation)
     return rows

@@ -328,7 +328,7 @@ def test_static_shape_needs_a_send_count() -> None:
         mx.sparse_lookup(program.table, program.spec, 3, batch=columns)
         (rows,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
         assert len(rows) == 3
-        with pytest.raises(ValueError, match="all lookups of a table give the same, got 4 and 3"):
+        with pytest.raises(ValueError, match=r"give the same, .* got 4 and 3"):
             mx.sparse_lookup(program.table, program.spec, 4, batch=columns)
 
 

@@ -94,7 +94,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def training(reader: Any, input: Any, solver: Any, schema: Any, **checks: Any) -> hb.Dataset:
         return hb.Dataset(hb.sources.Memory(rows), schema, solver.batchsize, drop_last=True)
 
-    monkeypatch.setattr(model, "columns_of", lambda reader, input: None)
+    monkeypatch.setattr(model, "columns_of", lambda reader, input: model.named_columns(input))
     monkeypatch.setattr(model, "training_data", training)
     monkeypatch.setattr(model, "evaluation_data", training)
     path = tmp_path / "dcn.json"

@@ -82,8 +82,8 @@ def some(number: int) -> list[Any]:
     return [*NESTINGS[:number], *soak]
 
 
-def dataset(nesting: str = "alone") -> hb.Dataset:
-    return hb.Dataset(joined(nesting), SCHEMA, 32)
+def dataset(nesting: str = "alone", **settings: Any) -> hb.Dataset:
+    return hb.Dataset(joined(nesting), SCHEMA, 32, **settings)
 
 
 def follow(data: Any, callbacks: Any = (), stop: int | None = None) -> None:
@@ -227,8 +227,8 @@ def test_runs_in_any_order_release_the_rows_that_first_runs_release(tmp_path: Pa
         follow(data, callbacks[kind])
         return kept(data)
 
-    first = {kind: run(kind, dataset(), kind) for kind in ("plain", "saved", "shown")}
-    data = dataset()
+    first = {kind: run(kind, dataset(prefetch=0), kind) for kind in ("plain", "saved", "shown")}
+    data = dataset(prefetch=0)
     for number, kind in enumerate(["plain", "saved", "shown", "plain", "shown", "saved", "plain"]):
         assert run(kind, data, str(number)) == first[kind], (number, kind)
 

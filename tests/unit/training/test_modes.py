@@ -32,15 +32,14 @@ class WithLoss(nn.Module):
 
 
 class Judge(nn.Module):
-    """Loss, prediction and label of a network that it shares with the training network."""
+    """Prediction and label of a network that it shares with the training network."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        logits, label = self.network(batch), batch.labels["y"]
-        return hb.losses.BCE()(logits, label), torch.sigmoid(logits), label
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(self.network(batch)), batch.labels["y"]
 
 
 def flags(network: nn.Module) -> list[bool]:
@@ -68,7 +67,7 @@ def test_eval_network_that_shares_modules_learns_as_the_network_with_a_loss(
     for shared in (True, False):
         net = network()
         if shared:
-            model = hb.RecModel(WithLoss(net), None, "adam", {"auc"}, Judge(net), [0, 1, 2])
+            model = hb.RecModel(WithLoss(net), None, "adam", {"auc"}, Judge(net))
         else:
             model = hb.RecModel(net, "bce", "adam", {"auc"})
         model.evaluate(dataset(256, 7))
@@ -88,7 +87,7 @@ def test_callable_is_scored_with_the_network_in_eval_mode(
     dataset: Any, network: Any, stream: bool
 ) -> None:
     net, modes = network(), list[set[bool]]()
-    model = hb.RecModel(net, "bce", "adam", {"auc"}, seen(net, modes), [0, 1, 2])
+    model = hb.RecModel(net, "bce", "adam", {"auc"}, seen(net, modes))
     if stream:
         model.online_train(dataset(256), progress=False)
     else:
@@ -149,7 +148,7 @@ def test_evaluation_that_fails_leaves_the_flags_as_they_were(dataset: Any, netwo
     def fail(batch: Any) -> Any:
         raise RuntimeError("no answer")
 
-    model = hb.RecModel(net, "bce", "adam", {"auc"}, fail, [0, 1, 2])
+    model = hb.RecModel(net, "bce", "adam", {"auc"}, fail)
     with pytest.raises(RuntimeError, match="no answer"):
         model.evaluate(dataset(64))
     assert all(flags(net))

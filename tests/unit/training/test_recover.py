@@ -187,7 +187,7 @@ def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> N
     with Lock(path / "journal"), pytest.raises(PersistError, match="another run"):
         roll_back(path, 3)
     with pytest.raises(
-        ConfigError, match=r"--state: restore needs the number .* got none\..*: 1, 2"
+        ConfigError, match=r"--state: rollback needs the number .* got none\..*: 1, 2"
     ):
         roll_back(path, None)
     with pytest.raises(ConfigError, match=r"--state: not in .* got 9.*: 1, 2, 3, 4, 5, 6"):

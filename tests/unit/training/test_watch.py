@@ -21,6 +21,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.connectors import Live, ReadPlan
+from hotbed.connectors.status import status_of
 from hotbed.errors import ConfigError, DataError, MissingExtra
 from hotbed.testing import FakeStream
 from hotbed.training.run import Counts
@@ -399,15 +400,15 @@ def test_readings_of_a_stream_show_what_its_join_holds(
     shown = FakeStream({"id": np.arange(90), "time": np.arange(90)}, then=30)
     clicks = hb.sources.Memory({"id": [3], "time": [5]})
     join = hb.sources.Join(shown, clicks, on="id", within=5, unit="s")
-    live = Live()
-    for _ in islice(join.read(plan=ReadPlan(live=live)), 30):
+    rows = join.read(plan=ReadPlan(live=Live()))
+    for _ in islice(rows, 30):
         pass
     seen: list[dict[tuple[str, ...], float]] = []
 
     class Look:
         def on_step_end(self, run: Any) -> None:
             with monkeypatch.context() as patched:
-                patched.setattr(run.dataset, "live", live)
+                patched.setattr(hb.Dataset, "status", status_of(rows))
                 values = readings(run)
             seen.append({(value.name, *value.labels.values()): value.value for value in values})
 
