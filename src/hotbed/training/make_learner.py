@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -59,24 +59,9 @@ def make_learner(
                 f"{amp_level!r}. Give an optimizer, or 'O0'."
             )
         return SelfUpdating(network, criterion)
-    tables = tables_of(network)
     dense = list(dense_parameters(network))
     precision.apply(network, dense)
-    parts = Parts.of(optimizer)
-    if parts is not None:
-        _check_steps_all(parts.sparse, tables)
-        dense_part = parts.dense
-        sparse: SparseOptimizer | None = parts.sparse
-    else:
-        dense_part = dense_optimizer(optimizer, dense)
-        sparse = SparseOptimizer(network) if tables else None
-    dense_ids = {id(parameter) for parameter in dense}
-    if any(id(parameter) not in dense_ids for parameter in parameters_of(dense_part)):
-        raise ConfigError(
-            "optimizer: it holds more than the network's dense parameters, such as rows of "
-            "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
-        )
-    combined = () if parts is None else parts.optimizers
+    dense_part, sparse, combined = _optimizers_of(network, optimizer, dense)
     if grains > 1:
         kind = RankLearner if trains_together() else GrainLearner
         return kind(
@@ -91,6 +76,28 @@ def make_learner(
         precision=precision,
         compiles=compiles,
     )
+
+
+def _optimizers_of(
+    network: nn.Module, optimizer: Any, dense: list[nn.Parameter]
+) -> tuple[Any, SparseOptimizer | None, Sequence[Any]]:
+    """Return the optimizer of dense parameters, that of rows, and those that the user combined."""
+    tables = tables_of(network)
+    parts = Parts.of(optimizer)
+    if parts is not None:
+        _check_steps_all(parts.sparse, tables)
+        dense_part = parts.dense
+        sparse: SparseOptimizer | None = parts.sparse
+    else:
+        dense_part = dense_optimizer(optimizer, dense)
+        sparse = SparseOptimizer(network) if tables else None
+    dense_ids = {id(parameter) for parameter in dense}
+    if any(id(parameter) not in dense_ids for parameter in parameters_of(dense_part)):
+        raise ConfigError(
+            "optimizer: it holds more than the network's dense parameters, such as rows of "
+            "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
+        )
+    return dense_part, sparse, () if parts is None else parts.optimizers
 
 
 def _check_runs_by_grains(grains: int, optimizer: Any, compiles: Compile | None) -> None:
