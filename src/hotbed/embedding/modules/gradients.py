@@ -38,13 +38,16 @@ class HostGradient(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def _on_host(grad: Tensor, device: torch.device) -> Tensor:
-    """Return the gradient of a module on `device`, as itself if that is the host."""
+def _on_host(sums: Sums, device: torch.device) -> Sums:
+    """Return the gradients of a module on `device`, as they are if that is the host."""
     if device.type == "cpu":
-        return grad
-    waiting = grad.as_subclass(HostGradient)
-    waiting.device_of_module = device
-    return waiting
+        return sums
+    grads: list[Tensor] = []
+    for grad in sums.grads:
+        waiting = grad.as_subclass(HostGradient)
+        waiting.device_of_module = device
+        grads.append(waiting)
+    return replace(sums, grads=grads)
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class RowGradients:
 
     def put(self, sums: Sums) -> None:
         """Let gradients wait in place of those that wait."""
-        sums = replace(sums, grads=[_on_host(grad, self._device) for grad in sums.grads])
+        sums = _on_host(sums, self._device)
         for parameter, grad in zip(self._parameters, sums.grads, strict=True):
             parameter.grad = grad
         self._pending = Pending(sums, [grad._version for grad in sums.grads])
