@@ -45,7 +45,7 @@ import hotbed.compat.mx_rec as mx_rec
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.pipeline import Pipeline
 from hotbed.compat.mx_rec.util.tf_version_adapter import hccl_ops
-from hotbed.embedding.changes import ChangeReader
+from hotbed.embedding.changed_rows import ChangeReader
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm

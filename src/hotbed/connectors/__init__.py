@@ -3,7 +3,7 @@
 
 concat.py         Concat: the rows of several sources one after another
 dead_letters.py   dead letters: rows that could not be read, each with its place
-encodings.py      what the first bytes of text say: compression, and text that cannot be read
+compression.py    what the first bytes of a file say: compression, and text that cannot be read
 endings.py        which source reads a file, by the ending of its name
 file_identity.py  the identity of a file
 files.py          files: paths and globs, sections, and positions in a list of files

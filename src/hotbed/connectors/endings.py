@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hotbed.connectors.encodings import ending_of
+from hotbed.connectors.compression import ending_of
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.source import Source

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.encodings import TextStream, codec_of
+from hotbed.connectors.compression import TextStream, codec_of
 from hotbed.connectors.paths import Paths, expand, folder_values
 from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hotbed import config
 from hotbed.connectors import Csv, Libsvm, Source
-from hotbed.connectors.encodings import CODECS, ending_of
+from hotbed.connectors.compression import CODECS, ending_of
 from hotbed.connectors.endings import FILE_KINDS, source_for
 from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError, SchemaError

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotbed import checks, config
 from hotbed.connectors import Slice, Source
-from hotbed.data.changes import change_of
 from hotbed.data.grains import LEAST_SAMPLES, MOST_GRAINS, grains_for
 from hotbed.data.schema import Schema
+from hotbed.data.schema_changes import change_of
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.rule import Adam, Rule
 from hotbed.errors import ConfigError, MissingExtra

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from hotbed.connectors import Csv
-from hotbed.connectors.encodings import read_full
+from hotbed.connectors.compression import read_full
 from hotbed.connectors.files import SAMPLE_BYTES, Section
 
 _DELIMITERS = (",", "\t", ";", "|", "\x01")

@@ -17,8 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Route
 from hotbed.serving.server.endpoints import connection
+from hotbed.serving.server.http_interface import App, HttpRequest, HttpResponse, Route
 
 SOURCE = Path(connection.__file__)
 BASES = (uvicorn.Server, HttpToolsProtocol, FlowControl)

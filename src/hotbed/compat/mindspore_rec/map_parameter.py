@@ -23,7 +23,7 @@ from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.compat.mindspore_rec.tensor import Tensor, with_asnumpy
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Ids, as_ids
-from hotbed.embedding.changes import ChangeReader, Changes
+from hotbed.embedding.changed_rows import ChangeReader, Changes
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.init import Constant, Init, Normal, Uniform, Zeros
 from hotbed.embedding.modules import Embedding

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.encodings import read_full
+from hotbed.connectors.compression import read_full
 from hotbed.connectors.files import FileSource, Rows, Section, one_path
 from hotbed.connectors.paths import Paths
 from hotbed.connectors.position import RowPlace

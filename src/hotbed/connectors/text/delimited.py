@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from hotbed import checks
-from hotbed.connectors.encodings import read_full
+from hotbed.connectors.compression import read_full
 from hotbed.connectors.files import (
     SAMPLE_BYTES,
     Endings,

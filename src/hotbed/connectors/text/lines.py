@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.encodings import TextStream
+from hotbed.connectors.compression import TextStream
 from hotbed.connectors.files import FileSource, Rows, Section, first_line, open_bytes
 from hotbed.connectors.position import RowPlace
 from hotbed.connectors.read_plan import BadRow, ReadPlan

@@ -22,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hotbed.serving.server.app import App, HttpRequest, HttpResponse, refusal
+from hotbed.serving.server.http_interface import App, HttpRequest, HttpResponse, refusal
 
 _HEAD_BYTES = 64 << 10
 _WATCH_SECONDS = 1.0

@@ -46,8 +46,15 @@ from hotbed.serving.server.access import (
     denied,
     is_open,
 )
-from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Reply, Route, refusal
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
+from hotbed.serving.server.http_interface import (
+    App,
+    HttpRequest,
+    HttpResponse,
+    Reply,
+    Route,
+    refusal,
+)
 from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
 from hotbed.serving.server.scoring.models import Models

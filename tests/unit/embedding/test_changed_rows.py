@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.embedding.changes import ChangeReader, Changes
+from hotbed.embedding.changed_rows import ChangeReader, Changes
 from hotbed.errors import ConfigError, TableError
 
 
