@@ -67,7 +67,7 @@ uint64_t begin_snapshot(Table& table, bool changes) {
 // One partition of the snapshot. The table is locked for a few thousand rows at a time, so that training continues
 // meanwhile; where rows lie on a disk for more, which are read in its order.
 nb::dict snapshot_rows(Table& table, int partition) {
-  const size_t piece = table.residency() ? 1 << 18 : 4096;
+  const size_t piece = table.frames().in_memory() ? 4096 : 1 << 18;
   ExportedRows rows;
   uint64_t read_bytes = 0;  // of the disk
   {
@@ -138,8 +138,7 @@ void load_rows(Table& table, const nb::dict& in) {
   rows.missed = column<uint32_t>(in, "missed");
   rows.scores = column<double>(in, "score");
   nb::gil_scoped_release release;
-  std::unique_ptr<Residency::Room> room;
-  if (table.residency()) room = table.make_room(rows.ids.size());
+  const std::unique_ptr<Frames::Room> room = table.frames().make_room(rows.ids.size());
   std::lock_guard lock(table.mutex());
   table.load_rows(rows, room.get());
 }
@@ -263,8 +262,7 @@ void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls
   for (int p = 0; step != table.step() && p < kPartitions; p++) {
     const uint64_t num_behind = table.num_behind(p);
     if (num_behind == 0) continue;
-    std::unique_ptr<Residency::Room> room;
-    if (table.residency()) room = table.make_room(num_behind);
+    const std::unique_ptr<Frames::Room> room = table.frames().make_room(num_behind);
     const std::lock_guard lock(table.mutex());
     table.settle(p, room.get());
   }

@@ -91,12 +91,12 @@ void Table::remove_row(int p, int64_t id, uint32_t slot, Reason reason) {
 // Nobody knows the slot any more; its row ends, unless a snapshot still wants it.
 void Table::free_slot(int p, uint32_t slot) {
   partitions_[p].free.push_back(slot);
-  if (!residency_) return;
+  if (frames_.in_memory()) return;
   if (snapshot_ && !snapshot_->settled.test(slot)) {
-    if (!residency_->in_frame(slot)) return keep_image(p, slot);
+    if (frames_.of(slot) == kColdFrame) return keep_image(p, slot);
     mark_changing(slot);
   }
-  residency_->forget(slot);
+  frames_.forget(slot);
 }
 
 int64_t Table::victim_key(uint32_t slot) const noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool of a table: values and optimizer state of its rows, by frame. Its tier says which row lies in a frame.
+// The pool of a table: values and optimizer state of its rows, by frame (frames.h).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,9 @@
 #include "slabs.h"
 
 namespace hotbed {
+
+inline constexpr uint32_t kNoFrame = 0xffffffffu;    // no row
+inline constexpr uint32_t kColdFrame = 0xfffffffeu;  // a row that lies in no frame: it is found anew when it is read
 
 enum class Tier : uint8_t {
   kRam,  // a frame is the slot of its row; an entry of the ledger lies behind the row's state

@@ -105,12 +105,12 @@ bool Residency::recount() {
   return true;
 }
 
-uint64_t Residency::num_pinned() {
+uint64_t Residency::num_pinned() const {
   const std::lock_guard lock(mutex_);
   return num_pinned_;
 }
 
-uint64_t Residency::num_pinned(const uint32_t* slots, size_t n) {
+uint64_t Residency::num_pinned(const uint32_t* slots, size_t n) const {
   const std::lock_guard lock(mutex_);
   uint64_t count = 0;
   for (size_t i = 0; i < n; i++)

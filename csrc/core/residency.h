@@ -30,9 +30,6 @@
 
 namespace hotbed {
 
-inline constexpr uint32_t kNoFrame = 0xffffffffu;    // no row
-inline constexpr uint32_t kColdFrame = 0xfffffffeu;  // a row that lies in no frame: it is found anew when it is read
-
 struct DiskConfig {
   std::string folder;
   uint32_t ram_rows = 0;
@@ -98,8 +95,8 @@ class Residency final : RecordOwner {
   };
 
   // The number of frames that plans use: in all; and of these slots, each slot once.
-  uint64_t num_pinned();
-  uint64_t num_pinned(const uint32_t* slots, size_t n);
+  uint64_t num_pinned() const;
+  uint64_t num_pinned(const uint32_t* slots, size_t n) const;
   // A plan that outlives younger ones seems to use their frames, too, until these are counted anew. Returns whether
   // there may be fewer now.
   bool recount();
@@ -117,7 +114,6 @@ class Residency final : RecordOwner {
   // yet get a frame where there is room, and their places in `slots` go to `fresh`.
   void place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
              std::vector<uint32_t>* fresh);
-  bool in_frame(uint32_t slot) const noexcept { return frame_at(slot) < kColdFrame; }
   bool has_row(uint32_t slot) const noexcept { return word(slot) != 0; }
   // kColdFrame also while the row is being read.
   uint32_t frame_of(uint32_t slot) const noexcept { return frame_at(slot); }

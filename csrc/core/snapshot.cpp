@@ -60,8 +60,7 @@ void ImageIndex::put(uint32_t slot, uint32_t image) noexcept {
 
 uint32_t Table::add_chunk(int p) {
   const auto first = static_cast<uint32_t>(num_slots());
-  if (residency_) residency_->add_chunk();
-  else pool_.add_chunk();
+  frames_.add_chunk();
   ledger_.add_chunk();
   owners_.push_back(static_cast<uint8_t>(p));
   if (tracking_) changed_.add_chunk(0);
@@ -77,8 +76,7 @@ void Table::mark_changing(uint32_t slot) {
   Snapshot::Part& part = snapshot_->parts[owners_[slot / Slabs::kChunk]];
   part.image_slots.push_back(slot);
   const Row image = part.images.push_back(ledger_[slot]);
-  if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].copy_to(image);
-  else naming_lost([&] { residency_->read({{slot, Residency::kNotKept, image}}, true)->wait(); });
+  naming_lost([&] { frames_.copy(slot, image); });
 }
 
 // The row of a slot that is given up lies on the disk: its record stays.
@@ -86,7 +84,7 @@ void Table::keep_image(int p, uint32_t slot) {
   snapshot_->settled.set(slot);
   snapshot_->imaged.set(slot);
   Snapshot::Part& part = snapshot_part(p);
-  part.kept.emplace(static_cast<uint32_t>(part.image_slots.size()), residency_->keep(slot));
+  part.kept.emplace(static_cast<uint32_t>(part.image_slots.size()), frames_.keep(slot));
   part.image_slots.push_back(slot);
   part.images.push_back(ledger_[slot]);
 }
@@ -102,7 +100,7 @@ void Table::mark_born(int p, int64_t id, uint32_t slot) {
 void Table::mark_gone(int p, int64_t id, uint32_t slot) {
   if (!marking_) return;
   // A row on the disk lies still until its slot is given up.
-  if (frame_of(slot) < kColdFrame) mark_changing(slot);
+  if (frames_.of(slot) < kColdFrame) mark_changing(slot);
   else if (tracking_) changed_.set(slot);
   if (tracking_) partitions_[p].removed.push_back(id);
   if (!snapshot_) return;
@@ -210,7 +208,7 @@ void Table::finish(ColdRows& rows, ExportedRows& out) {
 
 void Table::drop_images(int p) {
   Snapshot::Part& part = snapshot_part(p);
-  for (const auto& [image, number] : part.kept) residency_->drop_kept(number);
+  for (const auto& [image, number] : part.kept) frames_.drop_kept(number);
   part.kept.clear();
   part.images.clear();
   part.image_slots = {}, part.image_of = {};
@@ -218,7 +216,7 @@ void Table::drop_images(int p) {
 
 void Table::end_snapshot(bool saved) {
   if (!snapshot_) return;
-  for (int p = 0; residency_ && p < kPartitions; p++) drop_images(p);
+  for (int p = 0; p < kPartitions; p++) drop_images(p);
   if (tracking_ && !saved) {  // what this snapshot took is changed still
     changed_.unite(snapshot_->changed);
     for (int p = 0; p < kPartitions; p++) {

@@ -138,69 +138,58 @@ void Step::add_scores(Uniques& range) const {
 }
 
 bool Step::has_cold(const Part& part) {
-  return std::any_of(part.ranges.begin(), part.ranges.end(), [](const Uniques& range) {
-    return std::find(range.own_frames.begin(), range.own_frames.end(), kColdFrame) != range.own_frames.end();
-  });
+  return std::any_of(part.ranges.begin(), part.ranges.end(), [](const Uniques& range) { return range.has_cold(); });
 }
 
-// Points every unique id at its fp32 row, or at a copy where that is read `aside`, without the mutex of the table. Rows
-// that lie on a disk come with `read`.
-void Step::begin_read(Part& part, bool aside) const {
-  const Table& table = *part.table;
+// Points every unique id at its fp32 row, or at a copy. Where rows lie in no frame, all are copied, so that they may be
+// used without the mutex of the table; these rows come with `finish_read`.
+void Step::begin_read(Part& part) {
   if (!part.received.empty()) return part.rows.assign(part.received.begin(), part.received.end());
+  const Table& table = *part.table;
+  const bool aside = has_cold(part);
   std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
   for (size_t r = 0; r < part.ranges.size(); r++)
     first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r], aside);
   const auto dim = static_cast<size_t>(table.config().dim);
   part.rows.resize(static_cast<size_t>(part.num_unique));
   part.copies.resize(first_copy.back() * dim);
-  if (table.residency()) part.cold.resize(part.ranges.size());
+  part.cold.resize(aside ? part.ranges.size() : 0);
   ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int i) {
     const auto r = static_cast<size_t>(i);
     const Uniques& range = part.ranges[r];
-    const float** rows = part.rows.data() + range.base;
-    ColdRows cold = table.read(range, rows, part.copies.data(), first_copy[r] * dim, aside);
-    if (!part.cold.empty()) part.cold[r] = std::move(cold);
+    ColdRows cold = table.read(range, part.rows.data() + range.base, part.copies.data(), first_copy[r] * dim, aside);
+    if (aside) part.cold[r] = std::move(cold);
   });
 }
 
-void Step::read(Part& part, bool aside) const {
-  if (part.cold.empty()) begin_read(part, aside);
+void Step::finish_read(Part& part) {
   std::vector<ColdRows> cold = std::exchange(part.cold, {});
   ThreadPool::instance().run(static_cast<int>(cold.size()), [&](int r) {
-    ColdRows& rows = cold[static_cast<size_t>(r)];
-    aside ? part.table->finish_aside(rows, part.copies.data()) : part.table->finish(rows, part.copies.data());
+    part.table->finish_aside(cold[static_cast<size_t>(r)], part.copies.data());
   });
 }
 
-// Calls done(part) for each part when its rows are there, from several threads. Those that lie on a disk come last:
-// where some are in no frame, the locks are released before the wait.
+// Calls done(part) for each part when its rows are there, from several threads. Parts with rows in no frame come last:
+// the locks are released before the wait for them.
 void Step::read_parts(const std::vector<Part*>& parts, Locked& locked, const std::function<void(const Part&)>& done) {
-  std::vector<Part*> small, on_disk;
-  for (Part* part : parts)
-    if (part->table->residency()) on_disk.push_back(part);
-    else if (part->ranges.size() == 1) small.push_back(part);
+  std::vector<Part*> small, large, cold;
+  for (Part* part : parts) (has_cold(*part) ? cold : part->ranges.size() == 1 ? small : large).push_back(part);
   const auto each = [](const std::vector<Part*>& of, auto&& work) {
     ThreadPool::instance().run(static_cast<int>(of.size()), [&](int i) { work(*of[static_cast<size_t>(i)]); });
   };
-  each(small, [&](Part& part) { read(part), done(part); });
-  for (Part* part : parts)
-    if (part->ranges.size() > 1 && !part->table->residency()) read(*part), done(*part);
-  const bool waits = std::any_of(on_disk.begin(), on_disk.end(), [](const Part* part) { return has_cold(*part); });
-  const Reads reads(*this, on_disk, waits);
-  if (waits) locked.release();
-  each(on_disk, [&](Part& part) { read(part, waits); });
-  each(on_disk, done);
-}
-
-// Delegates, so that the destructor runs where a part cannot begin.
-Step::Reads::Reads(Step& step, const std::vector<Part*>& parts, bool aside) : Reads(parts) {
-  ThreadPool::instance().run(static_cast<int>(parts_.size()),
-                             [&](int i) { step.begin_read(*parts_[static_cast<size_t>(i)], aside); });
-}
-
-Step::Reads::~Reads() {
-  for (Part* part : parts_) part->cold.clear();
+  each(small, [&](Part& part) { begin_read(part), done(part); });
+  for (Part* part : large) begin_read(*part), done(*part);
+  if (cold.empty()) return;
+  const struct Reads {  // waits for those that have begun
+    const std::vector<Part*>& parts;
+    ~Reads() {
+      for (Part* part : parts) part->cold.clear();
+    }
+  } reads{cold};
+  each(cold, begin_read);
+  locked.release();
+  each(cold, finish_read);
+  each(cold, done);
 }
 
 Bags Step::bags(const Part& part, size_t k) const {
@@ -212,14 +201,8 @@ Step::Rooms::~Rooms() {
   for (Part& part : step_.parts_) part.room.reset();
 }
 
-void Step::Rooms::make(Part& part, int64_t most) {
-  // A frame that was taken is not taken again in one call.
-  if (const Residency* residency = part.table->residency())
-    part.room = part.table->make_room(std::min(static_cast<uint64_t>(most), residency->num_frames()));
-}
-
 void Step::Rooms::make_for_ids() {
-  for (Part& part : step_.parts_) make(part, part.distinct.num_positions());
+  for (Part& part : step_.parts_) part.room = part.table->frames().make_room_for_batch(part.distinct.num_positions());
 }
 
 void Step::fetch(const std::vector<FeatureIds>& ids) {
@@ -232,7 +215,7 @@ void Step::fetch(const std::vector<FeatureIds>& ids) {
       part.distinct.find(range);
       const std::lock_guard lock(part.table->mutex());
       part.table->resolve(range, false);
-      part.table->residency()->fetch(range.slots.data(), range.slots.size(), *part.room);
+      part.table->frames().fetch(range, part.room.get());
     }
   }
 }
@@ -259,26 +242,28 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
   table.place(uniques, nullptr, nullptr);
 }
 
-// Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
-// threads.
+// Maps all parts, whose ids are planned. Calls mapped(part) for each small part when its slots are there, from several
+// threads, and returns the others.
 template <class F>
-void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
+std::vector<Step::Part*> Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
-  const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
-  // Also for frozen tables: the phases that follow do not read the disk, and cannot fail for it.
-  const auto brings = [&](const Part& part) { return training && on_disk(part); };
   // A small part goes from ids to slots in one task. Parts of several ranges, and those that may refuse the batch, go
   // through the phases together, so that a refusal comes before any table has changed.
+  const auto is_small = [&](const Part& part) {
+    const bool refuses = trains(part) && part.table->capped();
+    return part.ranges.size() == 1 && part.table->frames().in_memory() && !refuses;
+  };
   std::vector<std::pair<Part*, size_t>> phased;
-  std::vector<Part*> small;
+  std::vector<Part*> small, large;
   for (Part& part : parts_) {
     if (trains(part)) part.table->turn_generations();
-    // evaluations keep no frames: a loop may hold on to the outputs of many
-    if (brings(part)) part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
-    if (part.ranges.size() == 1 && !on_disk(part) && !(trains(part) && part.table->capped())) small.push_back(&part);
-    else
-      for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
+    // Also of frozen tables: the phases that follow read no disk, and cannot fail for it. Evaluations keep no frames: a
+    // loop may hold on to the outputs of many.
+    if (training) part.make_plan();
+    (is_small(part) ? small : large).push_back(&part);
   }
+  for (Part* part : large)
+    for (size_t r = 0; r < part->ranges.size(); r++) phased.emplace_back(part, r);
   std::stable_sort(small.begin(), small.end(), [](const Part* a, const Part* b) {
     return a->distinct.num_positions() > b->distinct.num_positions();
   });
@@ -303,14 +288,10 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
       }
       part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
     }
-    if (brings(part)) part.table->check_frames(part.ranges, num_new);
+    if (part.plan()) part.table->frames().check_batch(part.ranges, num_new);
   }
-  each([&](Part& part, size_t r) {
-    if (brings(part)) part.table->bring(part.ranges[r], *part.plans[0], *part.room);
-  });
-  each([&](Part& part, size_t r) {
-    if (brings(part)) part.table->arrive(part.ranges[r], *part.plans[0], *part.room);
-  });
+  each([&](Part& part, size_t r) { part.table->frames().bring(part.ranges[r], part.plan(), part.room.get()); });
+  each([&](Part& part, size_t r) { part.table->arrive(part.ranges[r], part.plan(), part.room.get()); });
   for (Part& part : parts_)
     if (trains(part)) part.table->begin_batch();
   pool.run(static_cast<int>(small.size()), [&](int i) {
@@ -318,7 +299,7 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
     map_part(part, times, trains(part));
     mapped(part);
   });
-  if (phased.empty()) return;
+  if (large.empty()) return large;
   if (training) {
     each([&](Part& part, size_t r) {
       if (trains(part)) part.table->end_expired(part.ranges[r]);
@@ -326,10 +307,10 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
       if (trains(part)) part.table->admit(part.ranges[r]);
       else part.ranges[r].missing.clear();
     });
-    for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
+    for (Part* part : large) {
       std::vector<Uniques*> all;
-      for (Uniques& range : phased[i].first->ranges) all.push_back(&range);
-      phased[i].first->table->reserve(all.data(), static_cast<int>(all.size()));
+      for (Uniques& range : part->ranges) all.push_back(&range);
+      part->table->reserve(all.data(), static_cast<int>(all.size()));
     }
     each([&](Part& part, size_t r) {
       if (trains(part)) part.table->insert(part.ranges[r]);
@@ -339,16 +320,20 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   each([&](Part& part, size_t r) {
     part.table->place(part.ranges[r], part.plan(), trains(part) ? part.room.get() : nullptr);
   });
-  for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
-    Part& part = *phased[i].first;
-    part.num_unique = part.distinct.number(part.ranges);
-    mapped(part);
-  }
+  for (Part* part : large) part->num_unique = part->distinct.number(part->ranges);
+  return large;
 }
 
 bool Step::has_output(const Part& part, const std::vector<OutputRows>& out) {
   return std::any_of(part.features.begin(), part.features.end(),
                      [&](int feature) { return out[static_cast<size_t>(feature)].data != nullptr; });
+}
+
+std::vector<Step::Part*> Step::with_output(const std::vector<Part*>& parts, const std::vector<OutputRows>& out) {
+  std::vector<Part*> some;
+  std::copy_if(parts.begin(), parts.end(), std::back_inserter(some),
+               [&](const Part* part) { return has_output(*part, out); });
+  return some;
 }
 
 // Called from within a task of the pool, it runs on that thread alone.
@@ -386,9 +371,7 @@ void Step::retain() {
 
 // Where no plan keeps the rows in frames they are found anew, wherever they lie.
 void Step::leave_frames(Part& part) {
-  for (Uniques& range : part.ranges)
-    for (uint32_t& frame : range.own_frames)
-      if (frame != kNoFrame) frame = kColdFrame;
+  for (Uniques& range : part.ranges) range.leave_frames();
 }
 
 void Step::let_go() {
@@ -560,9 +543,9 @@ void Step::pool_parts(const std::vector<OutputRows>& out) {
   std::vector<Part*> parts;
   for (Part& part : parts_) {
     update_plan(part);
-    if (has_output(part, out)) parts.push_back(&part);
+    parts.push_back(&part);
   }
-  read_parts(parts, locked, [&](const Part& part) { pool_features(part, out); });
+  read_parts(with_output(parts, out), locked, [&](const Part& part) { pool_features(part, out); });
 }
 
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
@@ -574,15 +557,13 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   if (training) rooms.make_for_ids();
   Locked locked(*this, !training);
   try {
-    std::vector<Part*> on_disk;
-    map_parts(times, training, [&](Part& part) {
+    const std::vector<Part*> large = map_parts(times, training, [&](Part& part) {
       if (!has_output(part, out)) return;
-      if (part.table->residency()) return on_disk.push_back(&part);
-      read(part);
+      begin_read(part);
       pool_features(part, out);
     });
     if (keeps) keep();
-    read_parts(on_disk, locked, [&](const Part& part) { pool_features(part, out); });
+    read_parts(with_output(large, out), locked, [&](const Part& part) { pool_features(part, out); });
   } catch (...) {
     release();
     throw;
@@ -600,7 +581,8 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
   uniques.slots.resize(uniques.ids.size());
   for (size_t u = 0; u < uniques.ids.size(); u++)
     uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
-  if (part.table->residency()) uniques.own_frames.assign(uniques.slots.size(), kColdFrame);  // until they learn
+  if (!part.table->frames().in_memory()) uniques.own_frames = uniques.slots;
+  uniques.leave_frames();  // until they learn
   part.withdrawn = part.table->num_withdrawn();
   part.distinct.keep();
 }
@@ -608,11 +590,11 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
 // Lets a part that was mapped in evaluation, or by its slots, learn: its rows come into frames.
 void Step::bring(Part& part) {
   if (!part.room) return;
-  if (part.plans.empty()) part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
-  part.table->check_frames(part.ranges, 0);
-  for (const Uniques& range : part.ranges) part.table->bring(range, *part.plans[0], *part.room);
+  if (part.plans.empty()) part.make_plan();
+  part.table->frames().check_batch(part.ranges, 0);
+  for (const Uniques& range : part.ranges) part.table->frames().bring(range, part.plan(), part.room.get());
   for (Uniques& range : part.ranges) {
-    part.table->arrive(range, *part.plans[0], *part.room);
+    part.table->arrive(range, part.plan(), part.room.get());
     part.table->place(range, part.plan(), nullptr);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (range.own_frames[u] == kColdFrame) range.drop_row(u);  // a slot without a row
@@ -766,8 +748,8 @@ struct Step::Shares {
   std::vector<std::vector<uint32_t>> numbers;
 
   // The plans that keep the frames of all parts.
-  std::vector<std::shared_ptr<Residency::Plan>> plans() const {
-    std::vector<std::shared_ptr<Residency::Plan>> all;
+  std::vector<std::shared_ptr<Frames::Plan>> plans() const {
+    std::vector<std::shared_ptr<Frames::Plan>> all;
     for (const Share& share : shares)
       for (const auto& plan : share.part->plans)
         if (std::find(all.begin(), all.end(), plan) == all.end()) all.push_back(plan);
@@ -995,7 +977,8 @@ void Step::apply(const Sums& sums, const std::vector<double>& rates) {
   hold();
   Rooms rooms(*this);
   for (size_t t = 0; t < parts_.size(); t++)
-    if (sums[t] && parts_[t].table->learns() && has_cold(parts_[t])) rooms.make(parts_[t], parts_[t].num_unique);
+    if (sums[t] && parts_[t].table->learns() && has_cold(parts_[t]))
+      parts_[t].room = parts_[t].table->frames().make_room_for_batch(parts_[t].num_unique);
   const Locked locked(*this);
   for (Part& part : parts_) bring(part);
   struct Task {

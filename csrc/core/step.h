@@ -172,14 +172,17 @@ class Step {
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
     int generation = 0;
-    std::vector<std::shared_ptr<Residency::Plan>> plans;  // where rows lie on a disk: those that keep the frames
-    std::unique_ptr<Residency::Room> room;                // likewise, for the length of a call
-    std::vector<Seen> seen;                               // of each grain that was asked for
-    std::vector<uint32_t> asked;                          // the unique ids by owner and partition
-    std::vector<size_t> asked_ends;                       // of each owner
-    std::vector<const float*> received;                   // unique id -> row, where another process owns it
+    std::vector<std::shared_ptr<Frames::Plan>> plans;  // those that keep the frames
+    std::unique_ptr<Frames::Room> room;                // for rows that make way, for the length of a call
+    std::vector<Seen> seen;                            // of each grain that was asked for
+    std::vector<uint32_t> asked;                       // the unique ids by owner and partition
+    std::vector<size_t> asked_ends;                    // of each owner
+    std::vector<const float*> received;                // unique id -> row, where another process owns it
     std::vector<std::vector<uint32_t>> members;  // of each grain that `divide` gave, the numbers of its unique ids here
-    const Residency::Plan* plan() const noexcept { return plans.empty() ? nullptr : plans[0].get(); }
+    const Frames::Plan* plan() const noexcept { return plans.empty() ? nullptr : plans[0].get(); }
+    void make_plan() {  // none in memory, where nothing has to be kept
+      if (auto made = table->frames().make_plan()) plans = {std::move(made)};
+    }
   };
   class Locked {  // holds the locks of all tables, taken in one order
    public:
@@ -193,38 +196,24 @@ class Step {
    private:
     std::vector<TableMutex*> mutexes_;
   };
-  // Where rows lie on a disk: room for those that will make way, for the length of a call. Made without the locks,
-  // since it waits; where the disk is full it throws, and no table has changed.
+  // Room for rows that will make way, for the length of a call. Made without the locks, since it waits; where the disk
+  // is full it throws, and no table has changed.
   class Rooms {
    public:
     explicit Rooms(Step& step) : step_(step) {}
     ~Rooms();
     Rooms(const Rooms&) = delete;
     Rooms& operator=(const Rooms&) = delete;
-    void make(Part& part, int64_t most);
     void make_for_ids();
 
    private:
     Step& step_;
   };
-  // Begins to read what lies on a disk, of all parts at once, and holds on to it until it ends.
-  class Reads {
-   public:
-    Reads(Step& step, const std::vector<Part*>& parts, bool aside);
-    ~Reads();
-    Reads(const Reads&) = delete;
-    Reads& operator=(const Reads&) = delete;
-
-   private:
-    explicit Reads(const std::vector<Part*>& parts) : parts_(parts) {}
-
-    const std::vector<Part*> parts_;
-  };
   class Numbers;
   struct Shares;
 
   template <class F>
-  void map_parts(const int64_t* times, bool training, F&& mapped);
+  std::vector<Part*> map_parts(const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
   void check_undivided() const;
   static void take_ids(const Part& whole, Part& part, std::vector<uint32_t>& members);
@@ -244,9 +233,10 @@ class Step {
   void map_planned(const int64_t* times, bool training, bool logs);
   void bring(Part& part);
   static bool has_cold(const Part& part);
-  void begin_read(Part& part, bool aside) const;
-  void read(Part& part, bool aside = false) const;
+  static void begin_read(Part& part);
+  static void finish_read(Part& part);
   void read_parts(const std::vector<Part*>& parts, Locked& locked, const std::function<void(const Part&)>& done);
+  static std::vector<Part*> with_output(const std::vector<Part*>& parts, const std::vector<OutputRows>& out);
   void pool_parts(const std::vector<OutputRows>& out);
   static bool has_output(const Part& part, const std::vector<OutputRows>& out);
   void pool_features(const Part& part, const std::vector<OutputRows>& out) const;

@@ -31,8 +31,8 @@ Table::Table(TableConfig config)
       key_(table_key(config_.seed, config_.name_hash)),
       initial_state_(config_.rule.initial_state(config_.dim)),
       layout_(layout_of(config_)),
-      pool_(layout_, config_.tier),
-      ledger_(layout_, pool_, config_.tier) {
+      frames_(config_.tier, config_.disk, layout_, config_.name, key_, mutex_, owners_),
+      ledger_(layout_, frames_.pool(), config_.tier) {
   maps_.reserve(kPartitions);
   partitions_.resize(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
@@ -40,8 +40,6 @@ Table::Table(TableConfig config)
     if (!admits_all()) partitions_[p].candidates = std::make_unique<Candidates>(config_.admission, p);
   }
   if (config_.eviction.max_rows) cap_ = (config_.eviction.max_rows + kPartitions - 1) / kPartitions;
-  if (config_.tier == Tier::kSsd)
-    residency_ = std::make_unique<Residency>(layout_, pool_, mutex_, owners_, key_, config_.disk);
 }
 
 void Table::begin_batch() {
@@ -67,39 +65,6 @@ void Table::next_generation() {
   }
   generation_.fetch_add(1);
   quarantined_.store(waits);
-}
-
-void Uniques::take_all(const Uniques& from) {
-  static_cast<UniqueIds&>(*this) = from;
-  slots = from.slots;
-  own_frames = from.own_frames;
-}
-
-void Uniques::take_ids(const Uniques& from, const std::vector<uint32_t>& numbers) {
-  const size_t n = numbers.size();
-  ids.resize(n), hashes.resize(n), slots.resize(n), own_frames.resize(from.own_frames.empty() ? 0 : n);
-  for (size_t i = 0; i < n; i++) {
-    const size_t u = numbers[i] - from.base;
-    ids[i] = from.ids[u], hashes[i] = from.hashes[u], slots[i] = from.slots[u];
-    if (!own_frames.empty()) own_frames[i] = from.own_frames[u];
-  }
-}
-
-void Uniques::append(const Uniques& from, size_t u) {
-  ids.push_back(from.ids[u]);
-  hashes.push_back(from.hashes[u]);
-  slots.push_back(from.slots[u]);
-  if (!from.own_frames.empty()) own_frames.push_back(from.own_frames[u]);
-}
-
-void Uniques::set_row(size_t u, const Uniques& from, size_t v) {
-  slots[u] = from.slots[v];
-  if (!own_frames.empty()) own_frames[u] = from.own_frames[v];
-}
-
-void Uniques::drop_row(size_t u) {
-  slots[u] = kNoSlot;
-  if (!own_frames.empty()) own_frames[u] = kNoSlot;
 }
 
 void Table::touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
@@ -135,8 +100,7 @@ void Table::resolve(Uniques& uniques, bool training) const {
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
-    if (residency_) residency_->prefetch(slot);
-    else pool_.prefetch_values(slot);
+    frames_.prefetch_values(slot);
     if (training) ledger_.prefetch(slot);
   }
 }
@@ -146,24 +110,14 @@ void Table::end_expired(Uniques& uniques) {
   for (const uint32_t u : uniques.missing) expire_candidates(partition_of(uniques.hashes[u]));
 }
 
-void Table::bring(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
-  residency_->bring(uniques.slots.data(), uniques.slots.size(), plan, room);
+void Table::arrive(const Uniques& uniques, const Frames::Plan* plan, Frames::Room* room) {
+  naming_lost([&] { frames_.arrive(uniques, plan, room); });
 }
 
-void Table::arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
-  naming_lost([&] { residency_->arrive(uniques.slots.data(), uniques.slots.size(), plan, room); });
-}
-
-void Table::place(Uniques& uniques, const Residency::Plan* plan, Residency::Room* room) {
-  const size_t n = uniques.slots.size();
-  if (residency_) {
-    std::vector<uint32_t> fresh;
-    uniques.own_frames.resize(n);
-    residency_->place(uniques.slots.data(), n, plan, room, uniques.own_frames.data(), &fresh);
-    for (const uint32_t u : fresh) start_row(pool_[uniques.own_frames[u]], uniques.ids[u]);
-  }
+void Table::place(Uniques& uniques, const Frames::Plan* plan, Frames::Room* room) {
+  for (const uint32_t u : frames_.place(uniques, plan, room)) start_row(frames_[uniques.own_frames[u]], uniques.ids[u]);
   if (config_.rule.scope == Scope::kTouched) return;
-  for (size_t u = 0; u < n; u++)
+  for (size_t u = 0; u < uniques.slots.size(); u++)
     if (uniques.frames()[u] < kColdFrame) replay(uniques.slots[u], uniques.frames()[u], step_);
 }
 
@@ -197,47 +151,6 @@ void Table::check_capacity(uint64_t num_rows) const {
   if (capped() && learns() && num_rows > capacity)
     throw TableFull("table '" + config_.name + "': a batch may use " + std::to_string(capacity) + " rows, got " +
                     std::to_string(num_rows) + ". Raise max_rows or make the batch smaller.");
-}
-
-void Table::check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) const {
-  const uint64_t ram_rows = residency_->num_frames();
-  const auto count = [&](bool exact) {
-    uint64_t needed = residency_->num_pinned() + num_new;
-    for (const Uniques& range : ranges) {
-      const size_t n = range.slots.size();
-      needed += n - static_cast<size_t>(std::count(range.slots.begin(), range.slots.end(), kNoSlot));
-      if (exact) needed -= residency_->num_pinned(range.slots.data(), n);
-    }
-    return needed;
-  };
-  if (count(false) <= ram_rows) return;
-  uint64_t needed = count(true);
-  if (needed > ram_rows && residency_->recount()) needed = count(true);
-  const std::string& name = config_.disk.rows_name;
-  if (needed > ram_rows)
-    throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) + " rows, " +
-                    name + " is " + std::to_string(ram_rows) + ". Raise " + name + " to at least " +
-                    std::to_string(needed) + ", map fewer batches ahead, or step after each forward pass.");
-}
-
-std::unique_ptr<Residency::Room> Table::make_room(uint64_t most) const {
-  const auto named = [&](const std::string& message) { return "table '" + config_.name + "': " + message; };
-  if (residency_->is_foreign()) throw_foreign();
-  try {
-    return std::make_unique<Residency::Room>(*residency_, most);
-  } catch (StorageFull& full) {
-    full.message = named(full.message);
-    throw;
-  } catch (StorageFailed& failed) {
-    failed.message = named(failed.message);
-    throw;
-  }
-}
-
-void Table::throw_foreign() const {
-  throw ForkedChild("table '" + config_.name +
-                    "': its rows lie on a disk for the process that made it, got a use in a child that was forked "
-                    "from it. Make the table in the child, or start the child by 'spawn'.");
 }
 
 void Table::admit(Uniques& uniques) {
@@ -347,7 +260,8 @@ void Table::insert(Uniques& uniques) {
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
     mark_born(p, uniques.ids[u], slot);
-    if (!residency_) start_row(pool_[slot], uniques.ids[u]);  // else it gets a frame first, in `place`
+    if (const uint32_t frame = frames_.of(slot); frame < kColdFrame)
+      start_row(frames_[frame], uniques.ids[u]);  // else in `place`
     start_entry(slot);
     touch(slot, uniques, u, layout().has_count ? uniques.counts[u] : 0);
     partition.admitted++;
@@ -385,22 +299,18 @@ ColdRows Table::read(const Uniques& uniques, const float** rows, float* copies, 
   for (size_t u = 0; u < n; u++) {
     const uint32_t frame = frames[u];
     if (stored && frame < kColdFrame) {
-      rows[u] = reinterpret_cast<const float*>(pool_.values(frame));
+      rows[u] = frames_[frame].values();
       continue;
     }
     float* copy = copies + first;
     if (frame == kNoFrame) read_absent(uniques.ids[u], copy);
     else if (frame == kColdFrame) cold.rows.push_back({first, uniques.slots[u], updated(uniques.slots[u])});
-    else pool_[frame].read(copy);
+    else frames_[frame].read(copy);
     rows[u] = copy;
     first += static_cast<size_t>(config_.dim);
   }
   begin_read(cold, true);
   return cold;
-}
-
-void Table::finish(ColdRows& rows, float* copies) const {
-  naming_lost([&] { finish(rows, [&](size_t at, const Row& row) { row.read(copies + at); }); });
 }
 
 void Table::finish_aside(ColdRows& rows, float* copies) {
@@ -440,7 +350,7 @@ void Table::begin_read(ColdRows& rows, bool urgent) const {
   wanted.reserve(rows.rows.size());
   for (size_t i = 0; i < rows.rows.size(); i++)
     wanted.push_back({rows.rows[i].slot, rows.rows[i].kept, row_in(rows, i)});
-  rows.batch = residency_->read(wanted, urgent);
+  rows.batch = frames_.read(wanted, urgent);
 }
 
 ColdRows Table::read_slots(const int64_t* slots, size_t n, float* out) const {
@@ -453,10 +363,10 @@ ColdRows Table::read_slots(const int64_t* slots, size_t n, float* out) const {
       continue;
     }
     const auto slot = static_cast<uint32_t>(slots[i]);
-    if (residency_ && !residency_->has_row(slot))
+    if (!frames_.has_row(slot))
       throw std::invalid_argument("table '" + config_.name + "': slot " + std::to_string(slot) +
                                   " has no row. Give slots of ids that have one, or -1.");
-    if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].read(out + i * dim);
+    if (const uint32_t frame = frames_.of(slot); frame < kColdFrame) frames_[frame].read(out + i * dim);
     else waiting.rows.push_back({i * dim, slot, updated(slot)});
   }
   begin_read(waiting, true);
@@ -478,12 +388,7 @@ uint64_t Table::size() const noexcept {
 
 TableStats Table::stats() const {
   TableStats s;
-  s.row_bytes = pool_.slabs().num_bytes() + ledger_.num_bytes();
-  if (residency_) {
-    const ResidencyStats on_disk = residency_->stats();
-    s.row_bytes = on_disk.memory_bytes + ledger_.num_bytes() +
-                  uint64_t{on_disk.num_frames} * (layout_.value_bytes + layout_.state_bytes);
-  }
+  s.row_bytes = frames_.num_bytes() + ledger_.num_bytes();
   s.evicted = evicted_before_;
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
@@ -546,8 +451,8 @@ void ExportedRows::resize(size_t n, const RowLayout& fields) {
 // The row itself follows, with `finish`, where it is on the disk or has missed steps before that of `cold`.
 void Table::write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const {
   const LedgerEntry in_ledger = ledger_[entry.slot];
-  const uint32_t frame = frame_of(entry.slot);
-  if (frame < kColdFrame && updated(entry.slot) >= cold.step) write_row(out, at, pool_[frame]);
+  const uint32_t frame = frames_.of(entry.slot);
+  if (frame < kColdFrame && updated(entry.slot) >= cold.step) write_row(out, at, frames_[frame]);
   else cold.rows.push_back({at, entry.slot, updated(entry.slot)});
   write_entry(out, at, entry.id, in_ledger, cold.step);
 }
@@ -568,22 +473,22 @@ void Table::write_row(ExportedRows& out, size_t at, const Row& row) const noexce
   if (width) std::memcpy(out.state.data() + at * width, row.state(), width * sizeof(float));
 }
 
-void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
+void Table::load_rows(const ExportedRows& in, Frames::Room* room) {
   const RowLayout& fields = layout();
   // Rows that lie on the disk are read before anything changes.
   ColdRows cold;
-  if (residency_) {
-    residency_->finish_loads();
+  if (!frames_.in_memory()) {
+    frames_.finish_loads();
     for (size_t i = 0; i < in.ids.size(); i++) {
       const uint64_t hash = hash_id(in.ids[i]);
       const uint32_t slot = maps_[partition_of(hash)].find(in.ids[i], hash);
-      if (slot != kNoSlot && !residency_->in_frame(slot)) cold.rows.push_back({i, slot, 0});
+      if (slot != kNoSlot && frames_.of(slot) == kColdFrame) cold.rows.push_back({i, slot, 0});
     }
     begin_read(cold, true);
     if (cold.batch) naming_lost([&] { cold.batch->wait(); });
   }
   size_t next_cold = 0;
-  std::vector<uint8_t> aside(residency_ ? fields.value_bytes + fields.state_bytes : 0);  // a new row for the disk
+  std::vector<uint8_t> aside(fields.value_bytes + fields.state_bytes);  // a row for the disk
   const Row row_aside(aside.data(), aside.data() + fields.value_bytes, fields);
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   for (size_t i = 0; i < in.ids.size(); i++) {
@@ -592,8 +497,8 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
     IdMap& map = maps_[p];
     Partition& partition = partitions_[p];
     uint32_t slot = map.find(in.ids[i], hash);
-    const bool was_cold = next_cold < cold.rows.size() && cold.rows[next_cold].at == i;
-    if (slot == kNoSlot) {
+    const bool is_new = slot == kNoSlot;
+    if (is_new) {
       if (partition.free.empty()) {
         const uint32_t first = add_chunk(p);
         for (uint32_t k = Slabs::kChunk; k-- > 0;) partition.free.push_back(first + k);
@@ -602,15 +507,15 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
       partition.free.pop_back();
       map.insert(in.ids[i], hash, slot);
       mark_born(p, in.ids[i], slot);
-      start_row(residency_ ? row_aside : pool_[slot], in.ids[i]);
       start_entry(slot);
-    } else if (!was_cold && frame_of(slot) == kColdFrame) {  // an id that comes twice
-      residency_->read({{slot, Residency::kNotKept, row_aside}}, true)->wait();
     }
     changing(slot);
-    const uint32_t frame = frame_of(slot);
-    if (residency_ && frame < kColdFrame) residency_->changing(frame);
-    const Row row = frame < kColdFrame ? pool_[frame] : was_cold ? row_in(cold, next_cold++) : row_aside;
+    const uint32_t frame = frames_.of(slot);
+    const bool was_cold = next_cold < cold.rows.size() && cold.rows[next_cold].at == i;
+    const Row row = frame < kColdFrame ? frames_[frame] : was_cold ? row_in(cold, next_cold++) : row_aside;
+    if (frame < kColdFrame) frames_.changing(frame);
+    if (is_new) start_row(row, in.ids[i]);
+    else if (frame == kColdFrame && !was_cold) frames_.copy(slot, row);  // an id that comes twice
     const LedgerEntry entry = ledger_[slot];
     if (fields.has_updated) {
       if (in.state.empty()) replay(row, entry.updated(), step_);  // the state stays, and has steps of its own to see
@@ -622,7 +527,7 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
     if (fields.has_seen && !in.seen.empty()) entry.set_seen(in.seen[i]);
     if (fields.has_count && !in.counts.empty()) entry.set_count(in.counts[i]);
     if (fields.has_score && !in.scores.empty()) entry.set_score(in.scores[i]);
-    if (frame == kColdFrame) residency_->put(slot, row, *room);
+    if (frame == kColdFrame) frames_.put(slot, row, room);
     partition.victims.clear();
   }
 }

@@ -12,19 +12,16 @@
 #include <vector>
 
 #include "admission.h"
-#include "distinct.h"
 #include "eviction.h"
-#include "forks.h"
+#include "frames.h"
 #include "id_map.h"
 #include "init.h"
 #include "ledger.h"
-#include "map_log.h"
 #include "memory.h"
-#include "pool.h"
-#include "residency.h"
 #include "rule.h"
 #include "snapshot.h"
 #include "table_mutex.h"
+#include "uniques.h"
 #include "victims.h"
 
 namespace hotbed {
@@ -51,41 +48,6 @@ struct TableConfig {
 // The part of a table that keeps its bits: nothing, values and optimizer state, or also times, counts and the ids with
 // rows.
 enum class Frozen : uint8_t { kNothing, kRows, kAll };
-
-// A batch needs more rows than the policy lets the table keep, or plans in flight more than there are frames.
-struct TableFull : std::exception {
-  explicit TableFull(std::string message) : message(std::move(message)) {}
-  const char* what() const noexcept override { return message.c_str(); }
-  std::string message;
-};
-
-// Distinct ids of a batch, and what the table finds of them.
-struct Uniques : UniqueIds {
-  Column<uint32_t> slots;        // kNoSlot = no row
-  Column<uint32_t> own_frames;   // filled by Table::place where rows lie on a disk
-  std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
-  std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
-  std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
-  std::vector<uint32_t> missing;
-  std::vector<std::pair<int64_t, uint32_t>> expired;  // of those missing: ids and the slots that they have still
-  uint64_t num_refused = 0;
-  uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
-  uint64_t num_new = 0;         // those of them that will enter; likewise
-  std::unique_ptr<MapLog> log;  // where the map may be taken back
-
-  // Whether policies count the id now; false where all samples with it were counted before.
-  bool is_counted(size_t u) const noexcept {
-    if (!counts.empty()) return counts[u] > 0;
-    return scores.empty() || scores[u] > -INFINITY;
-  }
-  // Where in the pool the row of each id lies; kNoFrame = no row, kColdFrame = not there.
-  const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
-  void take_all(const Uniques& from);                                        // its range, and all ids with their rows
-  void take_ids(const Uniques& from, const std::vector<uint32_t>& numbers);  // some ids with their rows
-  void append(const Uniques& from, size_t u);                                // an id with its row
-  void set_row(size_t u, const Uniques& from, size_t v);                     // the row of the same id
-  void drop_row(size_t u);
-};
 
 struct ExportedRows {
   Column<int64_t> ids, seen;
@@ -132,9 +94,12 @@ class Table {
   uint64_t key() const noexcept { return key_; }
   // Throws ForkedChild in the child of a fork where rows lie on a disk.
   TableMutex& mutex() {
-    if (residency_ && residency_->is_foreign()) throw_foreign();
+    frames_.check_process();
     return mutex_;
   }
+  // Where the rows lie.
+  Frames& frames() noexcept { return frames_; }
+  const Residency* residency() const noexcept { return frames_.residency(); }  // for statistics; null in Ram
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
   // `marked`: some samples of the batch are not counted, which times alone do not say.
@@ -152,16 +117,11 @@ class Table {
   void resolve(Uniques& uniques, bool training) const;
   bool capped() const noexcept { return cap_ != 0; }
   // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
-  bool counts_rows() const noexcept { return capped() || residency_ != nullptr; }
+  bool counts_rows() const noexcept { return capped() || !frames_.in_memory(); }
   void count_rows(Uniques& uniques) const;       // those found and those that will enter
   void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
-  // Likewise, for the rows found, `num_new` more and those of plans in flight.
-  void check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) const;
-  // Room on the disk for rows that will leave their frames, or are loaded.
-  std::unique_ptr<Residency::Room> make_room(uint64_t most) const;
-  // Where rows lie on a disk: reads those that were found into frames. `arrive` waits for them, and throws RecordLost.
-  void bring(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
-  void arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
+  // Waits for the rows that Frames::bring reads; throws RecordLost.
+  void arrive(const Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);
   void begin_batch();
   void end_expired(Uniques& uniques);            // rows that had expired, and counts of ids that are missing
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
@@ -169,9 +129,7 @@ class Table {
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
   // Finds the frames of the slots, of new rows, too, and replays the steps that rows there missed. Without `room`
   // no rows are new; without `plan` the frames are not used later.
-  void place(Uniques& uniques, const Residency::Plan* plan, Residency::Room* room);
-  // Null where all rows are in memory.
-  Residency* residency() const noexcept { return residency_.get(); }
+  void place(Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);
 
   // --- taking back the map of a batch that is not looked up (map_log.cpp): the newest one first, while its plan lives
   void begin_log(Uniques& uniques);  // before resolve
@@ -194,10 +152,9 @@ class Table {
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
   // `aside`: of every id, so that they may be read without the mutex.
   size_t num_copies(const Uniques& uniques, bool aside) const noexcept;
-  // rows[u]: the row of each id; copies[first:]: [num_copies, dim], where those go. Rows that lie on a disk are there
-  // after `finish`.
+  // rows[u]: the row of each id; copies[first:]: [num_copies, dim], where those go. Rows that lie in no frame are there
+  // after `finish_aside`.
   ColdRows read(const Uniques& uniques, const float** rows, float* copies, size_t first, bool aside) const;
-  void finish(ColdRows& rows, float* copies) const;
   void finish_aside(ColdRows& rows, float* copies);  // without the mutex
   void read_absent(int64_t id, float* out) const noexcept;
   // [n, dim]; -1 gives the default vector. Rows that lie on a disk are there after `finish_aside`.
@@ -210,7 +167,6 @@ class Table {
   uint64_t step() const noexcept { return step_; }
   Scope scope() const noexcept { return config_.rule.scope; }
   void catch_up(int first_partition, int last_partition);
-  double lr_at(uint64_t step) const noexcept { return rates_.at(step); }
 
   // --- eviction (eviction.cpp)
   // From here on expired ids are absent. INT64_MIN: those of the last call.
@@ -236,7 +192,7 @@ class Table {
   ColdRows begin_export(int partition, ExportedRows& out);
   // A loaded row is up to date at the step of the table, except for the steps that it has missed. `room`: where rows
   // lie on a disk.
-  void load_rows(const ExportedRows& rows, Residency::Room* room);
+  void load_rows(const ExportedRows& rows, Frames::Room* room);
   // Null where every id is admitted.
   const Candidates* candidates(int partition) const noexcept {
     return partitions_[static_cast<size_t>(partition)].candidates.get();
@@ -250,7 +206,7 @@ class Table {
   // Brings the rows of a partition that have missed steps up to date where they lie; on a disk, with `room` for
   // `num_behind` of them.
   uint64_t num_behind(int partition) const noexcept;
-  void settle(int partition, Residency::Room* room);
+  void settle(int partition, Frames::Room* room);
   // Rows that are up to date are so at the new step, too; `settle` sees to it that all are.
   void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
   uint64_t calls() const noexcept { return calls_; }
@@ -287,7 +243,6 @@ class Table {
     bool stale = false, counts_stale = false;
   };
 
-  [[noreturn]] void throw_foreign() const;
   uint64_t num_alive(int partition) const noexcept;
   bool expired(int64_t seen) const noexcept;
   bool has_late_time(const Uniques& uniques, size_t u) const noexcept;
@@ -322,11 +277,8 @@ class Table {
   void mark_back(int partition, int64_t id, uint32_t slot);  // after mark_gone, with its row
   void mark_gone(int partition, int64_t id, uint32_t slot);
   bool evict_one(int partition, const std::vector<uint32_t>& in_batch);  // false: the batch uses every row
-  // A frame is the slot of its row where all rows are in memory.
-  uint32_t frame_of(uint32_t slot) const noexcept { return residency_ ? residency_->frame_of(slot) : slot; }
   [[gnu::always_inline]] void prefetch(uint32_t slot) const noexcept {
-    if (residency_) residency_->prefetch(slot);
-    else pool_.prefetch(slot);
+    frames_.prefetch(slot);
     ledger_.prefetch(slot);
   }
   uint64_t updated(uint32_t slot) const noexcept;
@@ -341,11 +293,12 @@ class Table {
   uint64_t key_;
   std::vector<float> initial_state_;  // optimizer state of a new row
   RowLayout layout_;
-  Pool pool_;
+  TableMutex mutex_;
+  std::vector<uint8_t> owners_;  // partition of each chunk of slots
+  Frames frames_;
   Ledger ledger_;
   std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
   std::vector<Partition> partitions_;
-  TableMutex mutex_;
   std::atomic<int> plans_[2] = {0, 0}, generation_{0};
   std::atomic<uint64_t> num_withdrawn_{0};
   std::atomic<bool> quarantined_{false};
@@ -358,8 +311,6 @@ class Table {
   int64_t watermark_ = INT64_MIN;
   RateHistory rates_;
   std::vector<RuleStep> steps_;              // of the first kCachedSteps steps, where replays may need them
-  std::vector<uint8_t> owners_;              // partition of each chunk of slots
-  std::unique_ptr<Residency> residency_;     // of kSsd
   bool tracking_ = false, marking_ = false;  // marking: changes are tracked or a snapshot is being read
   Marks changed_;
   std::unique_ptr<Snapshot> snapshot_;

@@ -69,8 +69,8 @@ void Table::update(const Uniques& uniques, const float* grads) {
     for (; length < kRun && begin + length < n && frames[begin + length] != kNoFrame; length++) {
       const uint32_t slot = slots[begin + length], frame = frames[begin + length];
       changing(slot);
-      if (residency_) residency_->changing(frame);
-      const Row row = pool_[frame];
+      frames_.changing(frame);
+      const Row row = frames_[frame];
       values[length] = row.values(), state[length] = row.state();
       if (marks) {
         replay(slot, frame, step_ - 1);
@@ -81,7 +81,7 @@ void Table::update(const Uniques& uniques, const float* grads) {
     if (layout().dtype == Dtype::kFloat32) kernels().update(step, values, state, grad, length, config_.dim);
     else
       for (int64_t i = 0; i < length; i++)
-        update_half(step, step_, pool_[frames[begin + i]], grad + i * config_.dim, wide.data());
+        update_half(step, step_, frames_[frames[begin + i]], grad + i * config_.dim, wide.data());
     begin += length;
   }
 }
@@ -91,8 +91,8 @@ void Table::replay(uint32_t slot, uint32_t frame, uint64_t to) {
   const uint64_t from = entry.updated();
   if (from >= to) return;
   changing(slot);
-  if (residency_) residency_->changing(frame);
-  replay(pool_[frame], from, to);
+  frames_.changing(frame);
+  replay(frames_[frame], from, to);
   entry.set_updated(static_cast<uint32_t>(to));
 }
 
@@ -119,9 +119,8 @@ uint64_t Table::num_behind(int p) const noexcept {
   return n;
 }
 
-void Table::settle(int p, Residency::Room* room) {
-  if (!residency_) return update_idle(p, p + 1);
-  residency_->finish_loads();
+void Table::settle(int p, Frames::Room* room) {
+  frames_.finish_loads();
   ColdRows cold;
   cold.step = step_;
   const auto put_back = [&] {
@@ -129,7 +128,7 @@ void Table::settle(int p, Residency::Room* room) {
     naming_lost([&] {
       finish(cold, [&](size_t slot, const Row& row) {
         changing(static_cast<uint32_t>(slot));
-        residency_->put(static_cast<uint32_t>(slot), row, *room);
+        frames_.put(static_cast<uint32_t>(slot), row, room);
         ledger_[static_cast<uint32_t>(slot)].set_updated(static_cast<uint32_t>(step_));
       });
     });
@@ -137,7 +136,7 @@ void Table::settle(int p, Residency::Room* room) {
     cold.step = step_;
   };
   maps_[p].for_each([&](int64_t, uint32_t slot) {
-    if (const uint32_t frame = frame_of(slot); frame < kColdFrame) replay(slot, frame, step_);
+    if (const uint32_t frame = frames_.of(slot); frame < kColdFrame) replay(slot, frame, step_);
     else if (updated(slot) < step_) cold.rows.push_back({slot, slot, updated(slot)});
     if (cold.rows.size() == kSettled) put_back();
   });
@@ -146,7 +145,7 @@ void Table::settle(int p, Residency::Room* room) {
 
 // Where rows lie on a disk, a copy catches up when it is read.
 void Table::catch_up(int first, int last) {
-  if (config_.rule.scope != Scope::kTouched && !residency_) update_idle(first, last);
+  if (config_.rule.scope != Scope::kTouched && frames_.in_memory()) update_idle(first, last);
 }
 
 }  // namespace hotbed

@@ -190,8 +190,7 @@ struct Drive {
     for (int p = 0; p < kPartitions; p++) {
       const ExportedRows rows = table->export_partition(p);
       record(rows);
-      std::unique_ptr<Residency::Room> room;
-      if (loaded.residency()) room = loaded.make_room(rows.ids.size());
+      const auto room = loaded.frames().make_room(rows.ids.size());
       loaded.load_rows(rows, room.get());
       record(loaded.export_partition(p));
     }

@@ -273,7 +273,7 @@ TEST_CASE("a snapshot or a load that meets a broken read fails by name, and the 
       const Rows before = all_rows(*both.on_disk);
       message.clear();
       const auto load = [&] {
-        const auto room = table.make_room(rows.ids.size());
+        const auto room = table.frames().make_room(rows.ids.size());
         locked(table, [&] { table.load_rows(rows, room.get()); });
       };
       both.break_reads(kind);
