@@ -31,6 +31,7 @@ from hotbed.job.plan_page import write_plan
 from hotbed.job.planning import Wishes
 from hotbed.job.planning import plan as plan_job
 from hotbed.job.ranks import for_ranks, from_first
+from hotbed.job.tables import StateSettings
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.inspect import diff as difference_of
 from hotbed.persist.upkeep.inspect import verify as verify_checkpoint
@@ -296,7 +297,7 @@ def export(
             f"--out: missing, got {what}, which has no output folder. Say where to write the model."
         )
     else:
-        exported = run.export_state(what, out)
+        exported = run.export_state(what, out, StateSettings.of(_assigned(assignments, "job")))
     show.print_export(exported)
 
 
@@ -316,8 +317,13 @@ def publish(
     assignments: Assignments = None,
 ) -> None:
     """Publish a state for servers, such as an earlier one after bad data. See docs/persist.md."""
-    source = _read(Path(what), assignments) if names_a_job(what) else what
-    show.print_published(run.publish(source, to, state, keep))
+    if names_a_job(what):
+        published = run.publish(_read(Path(what), assignments), to, state, keep)
+    else:
+        published = run.publish(
+            what, to, state, keep, StateSettings.of(_assigned(assignments, "job"))
+        )
+    show.print_published(published)
 
 
 @app.command()

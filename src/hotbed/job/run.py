@@ -26,6 +26,7 @@ from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.ready import check_job
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
+from hotbed.job.tables import AS_SAVED, StateSettings
 from hotbed.persist.container.format import read_newest
 from hotbed.persist.container.store import new_file, write_text
 from hotbed.persist.upkeep.inspect import join_facts
@@ -412,8 +413,8 @@ def export(job: Job, out: Where | None = None) -> Exported:
     return _export(model, states, out or job.output_path("export"))
 
 
-def export_state(states: Where, out: Where) -> Exported:
-    """Freeze the newest state of a checkpoint.
+def export_state(states: Where, out: Where, settings: StateSettings = AS_SAVED) -> Exported:
+    """Freeze the newest state of a checkpoint; `settings`: where its rows lie meanwhile.
 
     Raises:
         ConfigError: the checkpoint does not hold how its network is built.
@@ -422,7 +423,7 @@ def export_state(states: Where, out: Where) -> Exported:
 
     with together():
         reader = open_checkpoint(states)
-    return _export(_rebuilt(states, reader), states, out)
+    return _export(_rebuilt(states, reader, settings), states, out)
 
 
 def _restored(job: Job, reader: Reader | None = None) -> RecModel:
@@ -444,7 +445,7 @@ def _restored(job: Job, reader: Reader | None = None) -> RecModel:
     return model.restore(reader or states, job.checkpoint.get("allow", ()))
 
 
-def _rebuilt(states: Where, reader: Reader) -> RecModel:
+def _rebuilt(states: Where, reader: Reader, settings: StateSettings) -> RecModel:
     """Return the model of a state; raise ConfigError if it does not say how to build it."""
     import hotbed as hb
 
@@ -453,7 +454,7 @@ def _rebuilt(states: Where, reader: Reader) -> RecModel:
             f"{states}: its network cannot be rebuilt, got a checkpoint without its description. "
             "Give the job, or use model.export() or a publisher where the network is built."
         )
-    return hb.load(reader)
+    return hb.load(reader, tier=settings.tiers(reader.table_names))
 
 
 @dataclass(frozen=True)
@@ -468,7 +469,13 @@ class Published:
     version: Saved | None
 
 
-def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 2) -> Published:
+def publish(
+    what: Job | Where,
+    to: Where,
+    state: int | None = None,
+    keep: int = 2,
+    settings: StateSettings = AS_SAVED,
+) -> Published:
     """Publish a state for servers that watch a folder, such as the one before bad data.
 
     Args:
@@ -476,6 +483,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
         to: the folder or URL that servers watch.
         state: the number of the state; None is the newest.
         keep: number of full versions that are kept there.
+        settings: where the rows of a state lie meanwhile; a job says it itself.
 
     Raises:
         ConfigError: there is no such state, or its network cannot be rebuilt.
@@ -491,7 +499,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
     if isinstance(what, Job):
         model = _restored(what, reader)
     else:
-        model = _rebuilt(states, reader)
+        model = _rebuilt(states, reader, settings)
 
     def version() -> Saved | None:
         publisher = hb.PublishDirectory(to, keep)

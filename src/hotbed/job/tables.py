@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from hotbed.embedding.policy import Admission, Eviction
 from hotbed.embedding.rule import Adagrad, Rule
 from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError
+from hotbed.job.file import override
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -72,3 +74,48 @@ class Tables:
             capacity=self.capacity,
             overrides=self.overrides,
         )
+
+
+@dataclass(frozen=True)
+class TableOfState:
+    """What `--set` says of one table of a state."""
+
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class TablesOfState:
+    """What `--set` says of the tables of a state; a state says all else itself.
+
+    Args:
+        tier: where the rows of all tables lie here; None = as saved.
+        overrides: by table.
+    """
+
+    tier: Tier | None = None
+    overrides: Mapping[str, TableOfState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """What `--set` says of a state that is given without its job."""
+
+    tables: TablesOfState = field(default_factory=TablesOfState)
+
+    @staticmethod
+    def of(assignments: Mapping[str, object]) -> StateSettings:
+        """Return the settings of values by dotted path.
+
+        Raises:
+            ConfigError: a key is none of these.
+        """
+        spec = override({}, assignments)
+        return typing.cast(StateSettings, config.build(spec, StateSettings, "--set"))
+
+    def tiers(self, tables: Sequence[str]) -> dict[str, Tier]:
+        """Return the tiers of those of a state's tables that do not stay where they were."""
+        tiers = {} if self.tables.tier is None else dict.fromkeys(tables, self.tables.tier)
+        return tiers | {name: table.tier for name, table in self.tables.overrides.items()}
+
+
+AS_SAVED = StateSettings()

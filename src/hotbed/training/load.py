@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from hotbed.config import build
+from hotbed.config import build, did_you_mean
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
@@ -29,7 +30,10 @@ _SPARE_NUMBERS = 1 << 20
 
 @at("load")
 def load(
-    path: str | Path | Reader, network: nn.Module | None = None, *, tier: Tier | None = None
+    path: str | Path | Reader,
+    network: nn.Module | None = None,
+    *,
+    tier: Tier | Mapping[str, Tier] | None = None,
 ) -> RecModel:
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
@@ -40,7 +44,8 @@ def load(
     Args:
         path: of states or of one state, or a state as `hb.checkpoints.open_checkpoint` returns it.
         network: yours.
-        tier: where the rows of all tables lie here, such as `hb.Ram()`; default: as saved.
+        tier: where the rows of all tables lie here, such as `hb.Ram()`, or those of some tables by
+            name, such as `{"user": hb.Ram()}`; default: as saved.
 
     Raises:
         FormatError: a file is missing, torn or changed; the message names it, and the rank where
@@ -57,7 +62,9 @@ def load(
     return _loaded(reader, network, tier)
 
 
-def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> RecModel:
+def _loaded(
+    reader: Reader, network: nn.Module | None, tier: Tier | Mapping[str, Tier] | None
+) -> RecModel:
     if trains_together():
         check_one_state(reader, Ranks.of_job().gather_objects(reader.manifest.digest))
     manifest = reader.manifest
@@ -73,16 +80,17 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
     with together():
         reader.verify()  # nothing is built from a description that is not whole
     is_given = network is not None
-    if is_given and tier is not None:
+    if is_given and tier:
         raise ConfigError(
             f"load: tier is for a network that is rebuilt, got {tier!r} and a network. Build the "
             "tables of your network on that tier."
         )
+    tiers = _tiers(tier, reader.table_names)
     try:
         schema = None if manifest.schema is None else Schema.from_json(manifest.schema)
         if network is None:
             built = {
-                name: build(_on(tier, table_spec), Table, f"tables.{name}")
+                name: build({**table_spec, **tiers.get(name, {})}, Table, f"tables.{name}")
                 for name, table_spec in tables.items()
             }
             parts = {"schema": schema, "tables": built}
@@ -95,15 +103,30 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
             raise
         raise FormatError(
             f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "
-            "Pass network=, pass tier=hb.Ram() where this machine lacks the disk of its tables, or "
-            "restore the checkpoint from a copy."
+            "Pass network=, pass tier=hb.Ram() (a command: --set tables.tier=ram) where this "
+            "machine lacks the disk of its tables, or restore the checkpoint from a copy."
         ) from error
     model.schema = schema or model.schema
     return model.restore(reader)
 
 
-def _on(tier: Tier | None, table_spec: dict[str, Any]) -> dict[str, Any]:
-    return table_spec if tier is None else {**table_spec, "tier": tier}
+def _tiers(
+    tier: Tier | Mapping[str, Tier] | None, tables: Sequence[str]
+) -> dict[str, dict[str, Tier]]:
+    """Return the keyword `tier` of the tables that do not stay where they were, by name."""
+    by_table = tier if isinstance(tier, Mapping) else dict.fromkeys(tables, tier)
+    for name, of_table in by_table.items():
+        if name not in tables:
+            raise ConfigError(
+                f"load: tier: there is no table {name!r}, got tiers of {list(by_table)}. "
+                f"{did_you_mean(name, tables)}"
+            )
+        if of_table is not None and not isinstance(of_table, Tier):
+            raise ConfigError(
+                f"load: tier of table {name!r}: not a tier, got {of_table!r}. Give hb.Ram() or "
+                "hb.Ssd(...)."
+            )
+    return {name: {"tier": tier} for name, tier in by_table.items() if tier is not None}
 
 
 def _check_size(reader: Reader, network: nn.Module) -> None:

@@ -23,8 +23,10 @@ pytest.importorskip("torch", reason="torch absent")
 
 import torch
 from on_disk import mounted, room_for
+from typer.testing import CliRunner
 
 import hotbed as hb
+from hotbed.cli import commands as cli
 from hotbed.cli.checkpoints import print_checkpoint
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, FormatError, StorageFull, TableError, TableFull
@@ -178,6 +180,39 @@ def test_a_model_is_loaded_on_a_machine_without_its_folder_when_it_gets_another_
         assert list(table.export()) == list(model.tables[name].export())
     with pytest.raises(ConfigError, match="tier is for a network that is rebuilt"):
         hb.load(tmp_path / "saved", loaded.network, tier=hb.Ram())
+
+
+def test_single_tables_of_a_loaded_model_are_moved_by_name(disk: hb.Ssd, tmp_path: Path) -> None:
+    model_on(disk).save(tmp_path / "saved")
+    loaded = hb.load(tmp_path / "saved", tier={"user": hb.Ram()})
+    assert {name: table.tier for name, table in loaded.tables.items()} == {
+        "user": hb.Ram(),
+        "item": disk,
+    }
+    with pytest.raises(ConfigError, match=r"no table 'usr'.*Did you mean 'user'"):
+        hb.load(tmp_path / "saved", tier={"usr": hb.Ram()})
+    with pytest.raises(ConfigError, match="tier of table 'user': not a tier, got 'ram'"):
+        hb.load(tmp_path / "saved", tier={"user": "ram"})  # type: ignore[dict-item]
+
+
+def test_commands_move_the_tables_of_a_state_whose_disk_is_not_here(
+    disk: hb.Ssd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_on(disk).save(tmp_path / "saved")
+    Path(disk.path).rmdir()
+    monkeypatch.chdir(tmp_path)
+    command = CliRunner().invoke
+    for arguments in (["export", "saved", "--out", "x"], ["publish", "saved", "--to", "y"]):
+        assert isinstance(command(cli.app, arguments).exception, FormatError)
+        for assignment in ("fit.epochs=3", "tables.dim=8", "tables.overrides.user.dim=8"):
+            refused = command(cli.app, [*arguments, "--set", assignment]).exception
+            assert isinstance(refused, ConfigError)
+            assert "unknown key" in str(refused)
+        moved = command(cli.app, [*arguments, "--set", "tables.tier=ram"])
+        assert moved.exit_code == 0, moved.exception
+    moves = [f"tables.overrides.{name}.tier=ram" for name in ("user", "item")]
+    sets = [word for move in moves for word in ("--set", move)]
+    assert command(cli.app, ["export", "saved", "--out", "z", *sets]).exit_code == 0
 
 
 def test_summary_inspect_metrics_and_report_say_what_the_disk_takes_and_does(
