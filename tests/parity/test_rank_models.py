@@ -194,16 +194,6 @@ def counted(counters: Mapping[str, int]) -> dict[str, int]:
 CASES: dict[str, Case] = {}
 QUICK: list[str] = []
 """Cases of every run of the suite; the soak runs all."""
-FEW_GRAINS = (
-    "half_precision",
-    "own_loop",
-    "hugectr_placements",
-    "hugectr_passes",
-    "mindspore_door",
-    "mindspore_data_of_each_rank",
-    *(f"stopped, ahead {depth}" for depth in range(5)),
-)
-"""Cases of four grains."""
 
 
 def case(function: Case) -> Case:
@@ -262,7 +252,7 @@ def callbacks_that_decide() -> Found:
 @quick
 def half_precision() -> Found:
     network = small(dtype="bfloat16", rule=hb.Adam(lr=0.1, scope="all"))
-    return trained(network, dataset(ONE_LABEL), amp_level="O2", grains=4)
+    return trained(network, dataset(ONE_LABEL), amp_level="O2", grains=8)
 
 
 def half(amp_level: str, dtype: Any, rule: hb.Rule) -> Case:
@@ -395,7 +385,7 @@ def stopped(depth: int) -> Case:
         for progressive in (False, True, "training"):
             for end, options in ends.items():
                 network = hb.models.LR(ONE_LABEL, tables(ONE_LABEL))
-                model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=4)
+                model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
                 data = hb.Ahead(list(dataset(ONE_LABEL, 16, 70)), depth=depth)
                 model.online_train(data, progressive=progressive, progress=False, **options)
                 result = found(model)
@@ -541,7 +531,7 @@ CASES["bytes and halving"] = lambda: shared(BYTES, HALVED, 3)
 @quick
 def own_loop() -> Found:
     """Steps, evaluation and predictions one by one, and rates that are set between steps."""
-    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=4)
+    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=8)
     losses = []
     for number, batch in enumerate(batches([30, 2, 65])):
         model.dense_learning_rate = 0.01 / (number + 1)
@@ -562,7 +552,7 @@ def copied() -> Found:
         barrier=lambda step, now: True,
         on_step_end=lambda run: removed.append(run.tables["pair"].remove(np.arange(9) + run.step)),
     )
-    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=4)
+    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=8)
     average = AveragedModel(model.network)
     model.fit(list(batches([30, 20])), callbacks=[remove], progress=False)
     average.update_parameters(model.network)
@@ -576,7 +566,7 @@ def copied() -> Found:
         network.eval()
         with torch.no_grad():
             scores.append([network(batch).tolist() for batch in batches([12, 3])])
-    other = hb.RecModel(copies[0], "bce", "adam", grains=4)
+    other = hb.RecModel(copies[0], "bce", "adam", grains=8)
     other.fit(list(batches([25, 2])), progress=False)
     twin.fit(hb.Ahead(list(batches([25, 2])), depth=1), progress=False)
     result = found(model, removed=removed, scores=scores)
@@ -750,7 +740,7 @@ def hugectr_model(**settings: Any) -> hugectr.Model:
 @quick
 def hugectr_placements() -> Found:
     """The first rank writes the files of one process, and all ranks read them."""
-    model = hugectr_model(grains=4)
+    model = hugectr_model(grains=8)
     from_first = model.learner.learner.shard.from_first
     with ExitStack() as opened, redirect_stdout(io.StringIO()):
         folder = from_first(lambda: opened.enter_context(tempfile.TemporaryDirectory()))
@@ -760,7 +750,7 @@ def hugectr_placements() -> Found:
         model.train()
         model.eval()
         model.save_params_to_files(f"{folder}/", 6)
-        read = hugectr_model(grains=4)
+        read = hugectr_model(grains=8)
         read.load_dense_weights(f"{folder}/_dense_6.model")
         read.load_dense_optimizer_states(f"{folder}/_opt_dense_6.model")
         read.load_sparse_weights([f"{folder}/{number}_sparse_6.model" for number in range(2)])
@@ -822,7 +812,7 @@ def of_mindspore(*, own: bool) -> Found:
     """A program learns, saves, scores, and changes its tables; another one restores it."""
 
     def program() -> mindspore.RecModel:
-        settings = {"grains": 4, "data_parallel": own, "metrics": {"auc", "loss"}}
+        settings = {"grains": 8, "data_parallel": own, "metrics": {"auc", "loss"}}
         return mindspore.RecModel(Computes(), "bce", hb.Adam(lr=0.1), **settings)
 
     model = program()
@@ -875,7 +865,7 @@ def mindspore_data_of_each_rank() -> Found:
 def hugectr_of_files(source: str, folder: str, *, collected: bool) -> hugectr.Model:
     """A model of files of two slots: a collection, or an embedding on a disk with a cache."""
     solver = hugectr.CreateSolver(
-        seed=7, batchsize=40, lr=0.05, i64_input_key=True, repeat_dataset=False, grains=4
+        seed=7, batchsize=40, lr=0.05, i64_input_key=True, repeat_dataset=False, grains=8
     )
     reader = hugectr.DataReaderParams(
         hugectr.DataReaderType_t.Parquet,
@@ -1833,9 +1823,8 @@ def test_three_ranks_have_the_bits_of_one_process(name: str, three_ranks: list[F
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int) -> None:
-    names = [name for name in CASES if ranks <= 4 or name not in FEW_GRAINS]
-    every = ranks_of(every_case, ranks, names)
-    for name in names:
+    every = ranks_of(every_case, ranks, list(CASES))
+    for name in CASES:
         check_case(name, every)
 
 
