@@ -150,12 +150,15 @@ def lives() -> Any:
 
 @pytest.fixture(autouse=True)
 def _leaves_no_trace() -> Iterator[None]:
-    """A test that changes the environment or leaves a thread that would keep the process alive
-    fails itself.
+    """End what a test started. A test that changes the environment or leaves a thread that would
+    keep the process alive fails itself.
     """
+    from started import end_all
+
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     threads = set(threading.enumerate())
     yield
+    end_all()
     now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     # Libraries that set a variable when first imported are not the test's doing; a changed or lost
     # one is.

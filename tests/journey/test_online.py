@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from started import start_process
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -73,14 +74,8 @@ def start(folder: Path, output: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, verb, "job.yaml", "--set", f"output={output}"]
     command += arguments
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return start_process(command, cwd=folder, env=environment, **pipes)
 
 
 def ended(process: subprocess.Popen[str]) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from started import start_process
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, FormatError
@@ -383,7 +384,7 @@ class Serve:
             "--set",
             "drain_seconds=0",
         ]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._process = start_process(command, stderr=subprocess.PIPE)
 
     def __enter__(self) -> str:
         assert self._process.stderr is not None

@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import pyarrow.csv as pacsv
 import torch
+from started import start_process
 from typer.testing import CliRunner
 
 import hotbed as hb
@@ -60,13 +61,12 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     """`hotbed arguments` in a folder, as modules of Python below a launcher."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
+    return start_process(
         [sys.executable, *launcher, "-m", "hotbed.cli", *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 
@@ -406,7 +406,7 @@ def start_host(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     if interface is not None:
         environment["GLOO_SOCKET_IFNAME"] = f"{interface}{number}"
-    return subprocess.Popen(
+    return start_process(
         [
             *["ip", "netns", "exec", HOSTS[number]],
             *[sys.executable, "-m", "torch.distributed.run", *launcher, *job],
@@ -415,7 +415,6 @@ def start_host(
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

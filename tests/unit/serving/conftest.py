@@ -252,13 +252,13 @@ class Spawned:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self.lines = list[str]()
+        self.reader = threading.Thread(target=lambda: list(self._stderr()))
         self.started.append(self)
 
     def find(self, pattern: str) -> re.Match[str]:
         """The first line that says so; the rest are gathered in `lines` from then on."""
         for line in self._stderr():
             if found := re.search(pattern, line):
-                self.reader = threading.Thread(target=lambda: list(self._stderr()))
                 self.reader.start()
                 return found
         raise AssertionError("".join(self.lines))
@@ -272,19 +272,23 @@ class Spawned:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
         code = self.process.wait(60)
-        self.reader.join()
+        if self.reader.ident is not None:
+            self.reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """Kill those that still run, and close the pipes also of those that ended by themselves."""
+        while cls.started:
+            cls.started.pop().stop(signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
 def _no_process_stays(_leaves_no_trace: None) -> Iterator[None]:
     yield
-    while Spawned.started:
-        one = Spawned.started.pop()
-        if one.process.poll() is None:
-            one.stop(signal.SIGKILL)
+    Spawned.stop_all()
 
 
 class Process(Spawned):

@@ -15,7 +15,7 @@ from hotbed.errors import NotWritten
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import collecting
 
-from .conftest import Trainer, wait_for
+from .conftest import Process, Spawned, Trainer, wait_for
 
 FORKED = """
 import os, sys
@@ -74,6 +74,15 @@ def test_folders_of_a_killed_server_go_with_the_next_start(
     assert set(tmp_path.iterdir()) == {server.folder}
     with collecting(["published"]):
         assert set(tmp_path.iterdir()) == {server.folder}
+
+
+def test_a_server_that_ends_before_it_listens_leaves_no_open_pipe() -> None:
+    with pytest.raises(AssertionError, match="no disk"):
+        Process("m=export", before="raise SystemExit('no disk')")
+    (server,) = Spawned.started
+    Spawned.stop_all()
+    assert server.process.stderr is not None
+    assert server.process.stderr.closed
 
 
 EXAMPLE = """
