@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.endings import check_source
+from hotbed.connectors.live import Live
 from hotbed.connectors.position import (
     IMPRESSION,
     MARKS,
@@ -28,9 +29,6 @@ from hotbed.connectors.source import Source
 from hotbed.connectors.status import UNKNOWN, SourceReading, ended, status_of
 from hotbed.connectors.types import completed, conform, has_open, is_number, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
-
-_NEVER_LATE = 1 << 62
-"""The clock of rows before a stream, in microseconds: no event lies ahead of it."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +186,9 @@ class Concat(Source):
             part, row = self._begin(position)
             if position["source"] is not None:
                 inner = Position.from_json(position["source"])
+        now = (plan.live or Live()).now()
+        if position:
+            now = position.state.get("now", now)
         schema = self.schema()
         names = plan.wanted(schema.names)
         types = {name: schema.field(name).type for name in names if name not in plan.types}
@@ -200,9 +201,7 @@ class Concat(Source):
             source = self.sources[number]
             current[:] = [source.read(inner, batch_rows, part_plan)]
             with ended(current[0]):
-                yield from self._conformed(
-                    number, row, current[0], names, types, numbered=plan.wishes.previews
-                )
+                yield from self._conformed(number, row, current[0], types, part_plan, now)
             inner = None
             row = 0
 
@@ -211,19 +210,19 @@ class Concat(Source):
         number: int,
         row: int,
         batches: Batches,
-        names: Sequence[str],
         types: dict[str, pa.DataType],
-        *,
-        numbered: bool,
+        plan: ReadPlan,
+        now: int,
     ) -> Batches:
         """Yield the rows of source `number` after `row`, with the columns and types of all.
 
-        `numbered`: samples bring the number of their impression, if they have one.
+        `now`: the clock when reading began; rows before a stream are in no block of it.
         """
+        names = plan.columns or ()
         is_history = self.endless and not self.sources[number].endless
         for batch, after in batches:
             if not batch.num_rows:  # a tick, or the start of a block
-                yield batch, self._position(number, row, after)
+                yield batch, self._position(number, row, after, now)
                 continue
             present = names
             if is_preview(batch):  # its rows are counted when they are samples
@@ -231,11 +230,11 @@ class Concat(Source):
             conformed = _conform(batch, present, types, number)
             if is_history:
                 conformed = _with_places(conformed, number, row)
-                if numbered:
+                if plan.wishes.previews:  # samples bring the number of their impression
                     conformed = conformed.append_column(IMPRESSION, _no_impressions(batch))
             if not is_preview(batch):
                 row += batch.num_rows
-            yield conformed, self._position(number, row, after)
+            yield conformed, self._position(number, row, after, now)
 
     def _begin(self, position: Position) -> tuple[int, int]:
         """Return the part and the row in it where reading resumes."""
@@ -248,12 +247,15 @@ class Concat(Source):
             )
         return part, int(position["row"])
 
-    def _position(self, part: int, row: int, inner: Position) -> Position:
-        """Return the position after `row` rows of a part; `inner` is the part's own."""
+    def _position(self, part: int, row: int, inner: Position, now: int) -> Position:
+        """Return the position after `row` rows of a part; `inner` is the part's own.
+
+        `now`: the clock of a part that is not a stream.
+        """
         state: dict[str, Any] = {"part": part, "row": row, "source": inner.to_json()}
-        if self.endless:  # rows before the stream are in no block of it
+        if self.endless:
             state["block"] = inner.state.get("block", -1)
-            state["now"] = inner.state.get("now", _NEVER_LATE)
+            state["now"] = inner["now"] if self.sources[part].endless else now
         return Position(state)
 
 

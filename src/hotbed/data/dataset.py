@@ -69,7 +69,9 @@ class Dataset:
     without a new row, the pending rows become a batch, even if there are fewer than `batch_size`
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
     the clock are left out, and those of an endless source become dead letters. For a source that
-    ends, the clock of the first reading counts, also after a resume. `live` holds the journal, the
+    ends, the clock of the first reading counts, also after a resume. None = rows that are learned
+    may lie before the end of the next day (UTC); of a source that ends, later ones are bad rows.
+    Predictions have no limit. `live` holds the journal, the
     dead letters and the clock; assign your own before reading. `status` says what the source knows.
     `reading` has the batches that the thread of the newest iteration has read ahead.
 
@@ -128,7 +130,8 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        self._limit = TimeLimit(max_ahead_seconds, endless=source.endless)
+        plan = ReadPlan(max_ahead_seconds=max_ahead_seconds)
+        self._limit = TimeLimit(plan, endless=source.endless)
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Buffer] = []  # of each lane; none before the first epoch
@@ -327,7 +330,7 @@ class Dataset:
     ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
-        self._limit.begin(self.live)
+        self._limit.begin(self.live, learns=self._moves_clocks)
         start = self._resume
         self._resume = None
         if start is None or start["epoch"] != number:
@@ -648,6 +651,11 @@ class Dataset:
             self._note_failure(before)
             raise
 
+    @property
+    def _moves_clocks(self) -> bool:
+        """Whether the rows are learned with their times, which evictions and windows go by."""
+        return self._must_match and self.schema.time is not None
+
     def _plan(self) -> ReadPlan:
         skips = None
         if self.on_error == "skip":
@@ -702,10 +710,13 @@ class Dataset:
                 warnings.warn(values.message(), UserWarning, stacklevel=2)
 
     def _encode(self, source: Source, raw: pa.RecordBatch, after: Position) -> Batch:
-        latest = self._limit.latest(after)
+        latest = None
+        if self._labels:  # each row that is predicted has its score
+            latest = self._limit.latest(after, learns=self._moves_clocks)
+        is_set = self._limit.is_set
         self._require_columns(raw.schema.names)
         try:
-            return self.encoder(raw, labels=self._labels, latest=latest)
+            return self.encoder(raw, labels=self._labels, latest=latest, latest_is_set=is_set)
         except DecodeError as error:
             raise located(error, source, raw, after) from error
 

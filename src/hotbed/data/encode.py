@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
 from hotbed.connectors.read_plan import Skips
-from hotbed.connectors.times import check_median, with_readable_times
+from hotbed.connectors.times import check_median, text_of_time, with_readable_times
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import list_lengths, offsets_of
@@ -100,7 +100,12 @@ class Encoder:
         self._checked_kinds = 0
 
     def __call__(
-        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
+        self,
+        rows: pa.RecordBatch | pa.Table,
+        *,
+        labels: bool = True,
+        latest: int | None = None,
+        latest_is_set: bool = True,
     ) -> Batch:
         """Return the Batch of `rows`.
 
@@ -108,8 +113,10 @@ class Encoder:
             rows: raw columns.
             labels: False in serving: label and weight columns are not read, and time only if it is
                 there.
-            latest: rows with a later event time (microseconds) are left out, regardless of
-                `on_error`.
+            latest: rows with a later event time (microseconds) are left out.
+            latest_is_set: this is so regardless of `on_error`. False: the user has not set
+                `latest`, so that a wrong unit is an error, and outside of streams such rows are
+                bad rows.
         """
         batch = _one_batch(rows)
         self._check_once(batch.schema, labels)
@@ -119,9 +126,11 @@ class Encoder:
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._check_kinds()
-                    self._note(encoded, context, latest)
+                    checks_unit = latest is None or not latest_is_set
+                    self._note(encoded, context, checks_unit=checks_unit)
                 if latest is not None and encoded.time is not None:
-                    encoded = self._without_future(batch, encoded, latest)
+                    refuses = not latest_is_set and self.aside is None
+                    encoded = self._without_future(batch, encoded, latest, refuses=refuses)
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
                     before = self.stats.missing.get(name, 0)
@@ -133,13 +142,25 @@ class Encoder:
                     raise DecodeError(bad.message, "", row, bad.column) from None
                 batch = self._leave_out(batch, bad.mask, "value", bad.message)
 
-    def _without_future(self, batch: pa.RecordBatch, encoded: Batch, latest: int) -> Batch:
-        """Leave out the rows whose time is after `latest`."""
+    def _without_future(
+        self, batch: pa.RecordBatch, encoded: Batch, latest: int, *, refuses: bool
+    ) -> Batch:
+        """Leave out the rows whose time is after `latest`, or refuse the first one."""
         future = encoded.time > latest
         if not future.any():
             return encoded
         newest = int(encoded.time.max())
         message = f"event of the future: the clock allows {latest} us, got {newest} us"
+        if refuses and self.on_error == "raise":
+            time = self.schema.time
+            assert time is not None, "it was read"
+            raise BadRows(
+                time.source,
+                future,
+                f"time {time.name!r}: an event ahead of the clock would end the time to live of "
+                f"all rows, got {text_of_time(int(encoded.time[future][0]))}. Correct it, or give "
+                "the Dataset max_ahead_seconds, beyond which events are left out.",
+            )
         self._leave_out(batch, future, "future", message)
         return encoded.take(np.flatnonzero(~future))
 
@@ -147,11 +168,11 @@ class Encoder:
         """Look at the values of labels anew."""
         self.label_values = [LabelValues(label) for label in self.schema.labels]
 
-    def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
+    def _note(self, encoded: Batch, context: Columns, *, checks_unit: bool) -> None:
         """Check whole columns: the unit of times, and the values of labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
-            if latest is None:  # with `latest`, rows of the future are left out
+            if checks_unit:  # else rows of the future are left out
                 first = with_readable_times(context.column(time.source))[0].as_py()
                 check_median(f"time {time.name!r}", encoded.time, time.unit, first)
             self._times_checked = True

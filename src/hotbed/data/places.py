@@ -8,6 +8,7 @@ from typing import Any
 
 from hotbed.connectors.live import Live
 from hotbed.connectors.position import Position, require_equal
+from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError
 
@@ -118,19 +119,26 @@ class TimeLimit:
     reading, which positions hold, so that a resume leaves out the same rows.
 
     Args:
-        seconds: how far; None = as far as they like.
+        plan: the limit that is set, or that of recorded events.
         endless: whether the source is a stream.
+
+    Attributes:
+        is_set: whether a limit is set. Without one, only rows that are learned have a limit.
     """
 
-    def __init__(self, seconds: float | None, *, endless: bool) -> None:
-        self._seconds = seconds
+    def __init__(self, plan: ReadPlan, *, endless: bool) -> None:
+        self.is_set = plan.max_ahead_seconds is not None
+        self._plan = plan
         self._endless = endless
         self._latest: int | None = None
 
-    def begin(self, live: Live) -> None:
-        """Note the clock before the first row of a source that ends."""
-        if self._seconds is not None and not self._endless and self._latest is None:
-            self._latest = self._at(live.now(), self._seconds)
+    def begin(self, live: Live, *, learns: bool) -> None:
+        """Note the clock before the first row of a source that ends.
+
+        `learns`: whether the rows are learned, so that their times move clocks.
+        """
+        if (self.is_set or learns) and not self._endless and self._latest is None:
+            self._latest = self._plan.latest_recorded(live.now())
 
     def to_json(self) -> dict[str, int]:
         """Return the member of a position; {} without one."""
@@ -138,14 +146,12 @@ class TimeLimit:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Take over what a position holds."""
-        if self._seconds is not None:
-            self._latest = state.get(LATEST_TIME)
+        self._latest = state.get(LATEST_TIME)
 
-    def latest(self, after: Position) -> int | None:
+    def latest(self, after: Position, *, learns: bool) -> int | None:
         """Return the latest time that a row before a position of the source may have; None: any."""
-        if self._seconds is None or not self._endless:
+        if not (self.is_set or learns):
+            return None
+        if not self._endless:
             return self._latest
-        return self._at(after["now"], self._seconds)
-
-    def _at(self, now: int, seconds: float) -> int:
-        return int(now + seconds * 1e6)
+        return self._plan.latest_recorded(after["now"])

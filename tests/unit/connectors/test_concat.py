@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed import config
-from hotbed.connectors import Concat, Csv, Journal, Live, Memory, Parquet, Position, Source
+from hotbed.connectors import Concat, Csv, Join, Journal, Live, Memory, Parquet, Position, Source
 from hotbed.data import Dataset, Dense, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
@@ -115,15 +115,33 @@ def test_history_and_then_its_stream_are_one_endless_source() -> None:
     assert [position["start"] for position in stream.commits] == [30]
 
 
-def test_stream_ticks_and_its_history_is_never_from_the_future() -> None:
-    events = {"row": [1, 2], "label": [0, 1], "x": [0.0, 1.0], "t": [4 * 10**9, 10**9]}
+@pytest.mark.parametrize("limit", [60, None])
+@pytest.mark.parametrize("joined", [False, True])
+def test_history_has_the_clock_of_the_first_reading(limit: float | None, joined: bool) -> None:
+    times = [4 * 10**9, 10**9, 3 * 10**9, 2 * 10**9]
+    events = {"row": [1, 2, 3, 4], "label": [0, 1, 1, 0], "x": [0.0] * 4, "t": times}
     schema = Schema([*SCHEMA.columns, Time("t", unit="s")])
-    stream = FakeStream(events, [1, 0], ends=True)
-    source = Concat([Memory(events), stream])
-    dataset = Dataset(source, schema, 1, prefetch=0, max_ahead_seconds=60)
-    items = list(dataset.stream())
-    assert ids([item for item in items if item is not None]) == [[1], [2], [2]]
-    assert None in items
+    history: Source = Memory(events)
+    if joined:
+        shown = {name: values[1:2] for name, values in events.items() if name != "label"}
+        clicks = {"row": [2, 2], "t": [10**9, 10**9 + 9]}
+        history = Join(Memory(shown), Memory(clicks), on="row", within=1, time="t")
+    source = Concat([history, FakeStream(events, [1, 0], ends=True)])
+
+    def read(now: float, position: Any = None) -> list[Any]:
+        dataset = Dataset(source, schema, 1, prefetch=0, max_ahead_seconds=limit)
+        dataset.live = Live(clock=lambda: now)
+        if position is not None:
+            dataset.resume(position)
+        return list(dataset.stream())
+
+    items = read(2e9)
+    assert None in items  # a tick
+    batches = [item for item in items if item is not None]
+    assert ids(batches) == ([[2], [2], [4]] if joined else [[2], [4], [2], [4]])
+    again = [item for item in read(3e9, batches[0].position) if item is not None]
+    before_the_stream = [] if joined else [[4]]
+    assert ids(again) == [*before_the_stream, [2], [3], [4]]
 
 
 def test_bad_row_of_a_history_is_a_dead_letter_with_its_source() -> None:

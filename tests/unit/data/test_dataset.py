@@ -448,7 +448,8 @@ def test_times_after_the_year_2200_are_a_wrong_unit(unit: str, factor: int, advi
         ):
             list(Dataset(source, schema))
     one = Memory({"y": [0, 1, 0], "at": [base, times[0], base]})
-    assert len(list(Dataset(one, schema))) == 1  # one wrong clock is not a wrong unit
+    (batch,) = Dataset(one, schema, on_error="skip")  # one wrong clock is not a wrong unit
+    assert batch.num_samples == 2
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,42 @@ def test_rows_of_a_source_that_ends_may_lie_so_far_ahead_of_its_first_reading(ca
     assert rows(list(dataset(5e9))) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+@pytest.mark.parametrize("ahead", [2 * 86_400, 100 * 365 * 86_400, 300 * 365 * 86_400])
+@pytest.mark.parametrize("kind", ["ends", "streams", "history"])
+def test_a_row_of_the_future_is_not_learned_by_default(kind: str, ahead: int) -> None:
+    """It would end the time to live of every other row, and of each window of metrics."""
+    now = 1_700_000_000
+    times = [now + 86_400, now, now + ahead, now - 9]
+    columns = {**log(4), "at": times}
+    schema = Schema([Label("label"), Id("row"), Time("at")])
+    source: Any = Memory(columns)
+    if kind != "ends":
+        source = FakeStream(columns, ends=True)
+    if kind == "history":
+        source = Concat([Memory(columns), FakeStream(pa.table(columns).slice(0, 0), ends=True)])
+
+    def dataset(on_error: str) -> Dataset:
+        made = Dataset(source, schema, 4, on_error=on_error, prefetch=0)
+        made.live = Live(clock=lambda: float(now))
+        return made
+
+    made = dataset("skip")
+    assert rows(list(made)) == [[0, 1, 3]]
+    assert made.skips.counts == {"future": 1}
+    made = dataset("raise")
+    if kind == "ends":
+        with pytest.raises(DecodeError, match=r"row 3: time 'at': an event ahead of the clock"):
+            list(made)
+        made.restrict_labels(must_match=False)  # as an evaluation does
+        assert rows(list(made)) == [[0, 1, 2, 3]]
+        limited = Dataset(source, schema, 4, max_ahead_seconds=9)
+        for unlabelled in (dataset("raise"), limited):  # each row has its score
+            assert rows(list(unlabelled.without_labels())) == [[0, 1, 2, 3]]
+    else:
+        assert rows(list(made)) == [[0, 1, 3]]
+        assert made.live.dead_letters.counts == {"future": 1}
+
+
 def test_an_endless_source_has_no_slice_and_no_order_but_joins_a_side_table() -> None:
     stream = FakeStream(log(6), [2, 0], ends=True)
     for refused in (
