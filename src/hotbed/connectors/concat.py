@@ -218,7 +218,7 @@ class Concat(Source):
 
         `now`: the clock when reading began; rows before a stream are in no block of it.
         """
-        names = plan.columns or ()
+        names: Sequence[str] = plan.columns or ()
         is_history = self.endless and not self.sources[number].endless
         for batch, after in batches:
             if not batch.num_rows:  # a tick, or the start of a block
