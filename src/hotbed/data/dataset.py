@@ -130,8 +130,7 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        plan = ReadPlan(max_ahead_seconds=max_ahead_seconds)
-        self._limit = TimeLimit(plan, endless=source.endless)
+        self._limit = TimeLimit(max_ahead_seconds, endless=source.endless, timed=bool(schema.time))
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Buffer] = []  # of each lane; none before the first epoch
@@ -330,7 +329,7 @@ class Dataset:
     ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
-        self._limit.begin(self.live, learns=self._moves_clocks)
+        self._limit.begin(self.live, learns=self._must_match)
         start = self._resume
         self._resume = None
         if start is None or start["epoch"] != number:
@@ -459,8 +458,7 @@ class Dataset:
                 yield batch
 
     def _at(self, epoch: int, place: Mapping[str, Any]) -> Position:
-        limit = self._limit.to_json()
-        return Position({"epoch": epoch, **place, **limit, "order": self._order})
+        return Position({"epoch": epoch, **place, **self._limit.to_json(), "order": self._order})
 
     @property
     def _start(self) -> dict[str, Any]:
@@ -651,11 +649,6 @@ class Dataset:
             self._note_failure(before)
             raise
 
-    @property
-    def _moves_clocks(self) -> bool:
-        """Whether the rows are learned with their times, which evictions and windows go by."""
-        return self._must_match and self.schema.time is not None
-
     def _plan(self) -> ReadPlan:
         skips = None
         if self.on_error == "skip":
@@ -710,13 +703,11 @@ class Dataset:
                 warnings.warn(values.message(), UserWarning, stacklevel=2)
 
     def _encode(self, source: Source, raw: pa.RecordBatch, after: Position) -> Batch:
-        latest = None
-        if self._labels:  # each row that is predicted has its score
-            latest = self._limit.latest(after, learns=self._moves_clocks)
-        is_set = self._limit.is_set
         self._require_columns(raw.schema.names)
         try:
-            return self.encoder(raw, labels=self._labels, latest=latest, latest_is_set=is_set)
+            return self.encoder(
+                raw, labels=self._labels, latest=self._limit.latest(after, learns=self._must_match)
+            )
         except DecodeError as error:
             raise located(error, source, raw, after) from error
 

@@ -32,6 +32,7 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, ids_of, missing_as_null, require_columns, transformed
 from hotbed.data.context import BadRows
 from hotbed.data.numbers import LabelValues, numeric
+from hotbed.data.places import Latest
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Hash
 from hotbed.errors import DataError, DecodeError, SchemaError
@@ -100,12 +101,7 @@ class Encoder:
         self._checked_kinds = 0
 
     def __call__(
-        self,
-        rows: pa.RecordBatch | pa.Table,
-        *,
-        labels: bool = True,
-        latest: int | None = None,
-        latest_is_set: bool = True,
+        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: Latest | None = None
     ) -> Batch:
         """Return the Batch of `rows`.
 
@@ -113,10 +109,10 @@ class Encoder:
             rows: raw columns.
             labels: False in serving: label and weight columns are not read, and time only if it is
                 there.
-            latest: rows with a later event time (microseconds) are left out.
-            latest_is_set: this is so regardless of `on_error`. False: the user has not set
-                `latest`, so that a wrong unit is an error, and outside of streams such rows are
-                bad rows.
+            latest: rows with labels and a later event time (microseconds) are left out. Each row
+                that is predicted has its score. Where the user has set the limit, this is so
+                regardless of `on_error`. Else a wrong unit is an error, and outside of streams such
+                rows are bad rows.
         """
         batch = _one_batch(rows)
         self._check_once(batch.schema, labels)
@@ -126,11 +122,10 @@ class Encoder:
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._check_kinds()
-                    checks_unit = latest is None or not latest_is_set
+                    checks_unit = latest is None or not latest.is_set
                     self._note(encoded, context, checks_unit=checks_unit)
-                if latest is not None and encoded.time is not None:
-                    refuses = not latest_is_set and self.aside is None
-                    encoded = self._without_future(batch, encoded, latest, refuses=refuses)
+                if labels and latest is not None and encoded.time is not None:
+                    encoded = self._without_future(batch, encoded, latest)
                 self.stats.rows += encoded.num_samples
                 for name, count in context.missing.items():
                     before = self.stats.missing.get(name, 0)
@@ -142,16 +137,15 @@ class Encoder:
                     raise DecodeError(bad.message, "", row, bad.column) from None
                 batch = self._leave_out(batch, bad.mask, "value", bad.message)
 
-    def _without_future(
-        self, batch: pa.RecordBatch, encoded: Batch, latest: int, *, refuses: bool
-    ) -> Batch:
+    def _without_future(self, batch: pa.RecordBatch, encoded: Batch, latest: Latest) -> Batch:
         """Leave out the rows whose time is after `latest`, or refuse the first one."""
-        future = encoded.time > latest
+        future = encoded.time > latest.time
         if not future.any():
             return encoded
         newest = int(encoded.time.max())
-        message = f"event of the future: the clock allows {latest} us, got {newest} us"
-        if refuses and self.on_error == "raise":
+        message = f"event of the future: the clock allows {latest.time} us, got {newest} us"
+        is_bad = not latest.is_set and self.aside is None
+        if is_bad and self.on_error == "raise":
             time = self.schema.time
             assert time is not None, "it was read"
             raise BadRows(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotbed.connectors.live import Live
 from hotbed.connectors.position import Position, require_equal
@@ -112,6 +112,13 @@ def _plain(place: Mapping[str, Any]) -> Any:
     return Position(place["source"] or {}).to_json()
 
 
+class Latest(NamedTuple):
+    """The latest time in microseconds that an event may have, and whether the user limited it."""
+
+    time: int
+    is_set: bool
+
+
 class TimeLimit:
     """How far event times may lie ahead of the clock.
 
@@ -119,16 +126,15 @@ class TimeLimit:
     reading, which positions hold, so that a resume leaves out the same rows.
 
     Args:
-        plan: the limit that is set, or that of recorded events.
+        seconds: how far; None = to the end of the next day, for rows that are learned.
         endless: whether the source is a stream.
-
-    Attributes:
-        is_set: whether a limit is set. Without one, only rows that are learned have a limit.
+        timed: whether events have times.
     """
 
-    def __init__(self, plan: ReadPlan, *, endless: bool) -> None:
-        self.is_set = plan.max_ahead_seconds is not None
-        self._plan = plan
+    def __init__(self, seconds: float | None, *, endless: bool, timed: bool) -> None:
+        self._is_set = seconds is not None
+        self._timed = timed
+        self._plan = ReadPlan(max_ahead_seconds=seconds)
         self._endless = endless
         self._latest: int | None = None
 
@@ -137,7 +143,7 @@ class TimeLimit:
 
         `learns`: whether the rows are learned, so that their times move clocks.
         """
-        if (self.is_set or learns) and not self._endless and self._latest is None:
+        if self._applies(learns) and not self._endless and self._latest is None:
             self._latest = self._plan.latest_recorded(live.now())
 
     def to_json(self) -> dict[str, int]:
@@ -148,10 +154,14 @@ class TimeLimit:
         """Take over what a position holds."""
         self._latest = state.get(LATEST_TIME)
 
-    def latest(self, after: Position, *, learns: bool) -> int | None:
-        """Return the latest time that a row before a position of the source may have; None: any."""
-        if not (self.is_set or learns):
+    def latest(self, after: Position, *, learns: bool) -> Latest | None:
+        """Return what limits the times of rows before a position of the source; None: nothing."""
+        if not self._applies(learns):
             return None
-        if not self._endless:
-            return self._latest
-        return self._plan.latest_recorded(after["now"])
+        latest = self._latest
+        if self._endless:
+            latest = self._plan.latest_recorded(after["now"])
+        return None if latest is None else Latest(latest, self._is_set)
+
+    def _applies(self, learns: bool) -> bool:
+        return self._timed and (self._is_set or learns)
