@@ -8,11 +8,16 @@ import contextlib
 import json
 import logging
 import signal
+import socket
 import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
 from typing import Any
+
+from hotbed.errors import ConfigError
+
+_BACKLOG = 2048
 
 
 class Stoppable(ABC):
@@ -51,11 +56,34 @@ class Stoppable(ABC):
         await self._serve(self._stopped)
 
 
-def address(host: str, port: int) -> str:
-    """Return HOST:PORT as gRPC accepts it, with an IPv6 host in brackets."""
+def open_listener(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: address to listen at.
+        port: 0 = a free port.
+        shares_port: whether other processes listen at the port as well.
+
+    Raises:
+        ConfigError: that is not possible.
+    """
+    family = socket.AF_INET
+    takes_both = False  # IPv4, too
     if ":" in host:
-        host = f"[{host}]"
-    return f"{host}:{port}"
+        family = socket.AF_INET6
+        takes_both = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            (host, port),
+            family=family,
+            backlog=_BACKLOG,
+            reuse_port=shares_port,
+            dualstack_ipv6=takes_both,
+        )
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"serve: cannot listen at {host}:{port}, got {error}. Give a free port, or 0."
+        ) from error
 
 
 class JsonLines(logging.Handler):

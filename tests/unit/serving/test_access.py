@@ -25,8 +25,8 @@ from hotbed.serving.server.access import (
     denied,
     read_roles,
 )
-from hotbed.serving.server.endpoints import grpc as endpoint
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.endpoints.relay import Relay
 
 from .conftest import Running, Workers, make_certificate, paused, wait_for
 
@@ -257,8 +257,7 @@ def test_pages_of_other_sites_and_other_machines_operate_no_server(
         assert open_door.code("RepositoryModelUnload", **metadata) == "PERMISSION_DENIED"
         assert keyed.code("RepositoryModelUnload", "for-operate", **metadata) == "NOT_FOUND"
     assert open_door.code("RepositoryModelUnload") == "NOT_FOUND"
-    assert endpoint._address_of("ipv6:%5B::1%5D:5000") == "::1"
-    monkeypatch.setattr(endpoint, "_address_of", lambda peer: "10.0.0.1")
+    monkeypatch.setattr(Relay, "host_of", lambda relay, peer: "10.0.0.1")
     for call in ("RepositoryModelLoad", "RepositoryModelUnload"):
         assert open_door.code(call) == "PERMISSION_DENIED"
         assert keyed.code(call, "for-operate") == "NOT_FOUND"

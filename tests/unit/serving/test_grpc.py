@@ -228,7 +228,7 @@ def test_only_methods_of_the_full_name_need_no_token(
     tmp_path: Path, method: str, is_open: bool
 ) -> None:
     (tmp_path / "tokens").write_text("secret\n")
-    gate = Gate(Tokens(str(tmp_path / "tokens")), ["/a.Service/Ready"], {})
+    gate = Gate(Tokens(str(tmp_path / "tokens")), ["/a.Service/Ready"], {}, str)
 
     async def proceed(details: Any) -> str:
         return "called"

@@ -260,38 +260,28 @@ def _problem_of(line: str) -> str:
     return ""
 
 
-class TlsFiles(NamedTuple):
-    """What gRPC needs for TLS, in PEM. `clients`: authorities of client certificates, or None."""
-
-    key: bytes
-    cert: bytes
-    clients: bytes | None
-
-
 def load_tls(
     cert: str | None, key: str | None, clients: str | None = None
-) -> tuple[TlsFiles | None, ssl.SSLContext | None]:
-    """Return key and certificate of PEM files, in the forms of gRPC and of Python's `ssl`.
+) -> ssl.SSLContext | None:
+    """Return key and certificate of PEM files; None if neither file is set.
 
-    Both are None if neither file is set. With `clients`, a PEM file of certificate authorities,
+    With `clients`, a PEM file of certificate authorities,
     connections need a certificate of one of them.
 
     Raises:
         ConfigError: only one file is set, or they cannot be read or do not fit together.
     """
     if cert is None and key is None and clients is None:
-        return None, None
+        return None
     if cert is None or key is None:
         raise ConfigError("serve: TLS needs tls_cert and tls_key, got only one of them. Give both.")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
-        authorities = None
         if clients is not None:
             context.load_verify_locations(clients)
             context.verify_mode = ssl.CERT_REQUIRED
-            authorities = Path(clients).read_bytes()
-        return TlsFiles(Path(key).read_bytes(), Path(cert).read_bytes(), authorities), context
+        return context
     except OSError as error:
         raise ConfigError(
             f"serve: TLS cannot start, got {cert}, {key}, {clients or 'no tls_clients'}: {error}. "

@@ -112,6 +112,7 @@ class Meters:
             [*labels, "outcome"],
             registry=self._registry,
         )
+        self._closed_connections = _closed_connections(client, self._registry)
         self._children: dict[Any, Any] = {}
 
     def ended(
@@ -139,6 +140,10 @@ class Meters:
         else:
             outcome = "failed"
         self._child(self._requests, name, protocol, outcome).inc()
+
+    def connection_closed(self) -> None:
+        """Count a gRPC connection that was closed because of the frames that it sent."""
+        self._closed_connections.inc()
 
     def watch(self, name: str, protocol: str, started: float, future: asyncio.Future[Any]) -> None:
         """Call `ended` once the future is done, which it may be now."""
@@ -219,6 +224,7 @@ class CallMeters:
         self._rows = client.Counter(
             "hotbed_asked_rows", "Ids whose rows were asked for", ["model"], registry=self._registry
         )
+        self._closed_connections = _closed_connections(client, self._registry)
         self.since = dict[str, float]()
         self.damaged = dict[str, bool]()
 
@@ -265,6 +271,10 @@ class CallMeters:
             self._seconds.labels(call).observe(time.perf_counter() - started)
             self._calls.labels(call, code).inc()
 
+    def connection_closed(self) -> None:
+        """Count a gRPC connection that was closed because of the frames that it sent."""
+        self._closed_connections.inc()
+
     def asked(self, model: str, rows: int) -> None:
         """Count ids of a model whose rows were requested."""
         self._rows.labels(model).inc(rows)
@@ -280,6 +290,14 @@ class CallMeters:
             family.add_metric([name], float(self.damaged.get(name, False)))
         yield family
         yield from _of_versions(self._families, versions)
+
+
+def _closed_connections(client: Any, registry: Any) -> Any:
+    return client.Counter(
+        "hotbed_grpc_closed_connections",
+        "Connections of gRPC that were closed because of the frames that they sent",
+        registry=registry,
+    )
 
 
 def model_status(model: MeasuredModel) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.server.access import (
     RereadFile,
     Roles,
-    TlsFiles,
     Tokens,
     load_tls,
     read_roles,
@@ -70,8 +69,8 @@ class AccessOptions:
         file = self.roles()
         return None if file is None else Tokens(file.content)
 
-    def tls(self) -> tuple[TlsFiles | None, ssl.SSLContext | None]:
-        """Return key and certificates for gRPC and REST; see `load_tls`."""
+    def tls(self) -> ssl.SSLContext | None:
+        """Return key and certificates; see `load_tls`."""
         return load_tls(self.tls_cert, self.tls_key, self.tls_clients)
 
     def parameter_server(self) -> ParameterServer:

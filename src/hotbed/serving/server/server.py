@@ -9,8 +9,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from hotbed.errors import ConfigError, MissingExtra
-from hotbed.serving.process import Stoppable, address
+from hotbed.errors import MissingExtra
+from hotbed.serving.process import Stoppable, open_listener
 from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hotbed.serving")
 _LAST_SECONDS = 30
-_BACKLOG = 2048
 # a thread that loads a version delays requests by so much, not by Python's default of 5 ms
 _SWITCH_SECONDS = 0.0005
 
@@ -64,7 +63,7 @@ class Server(Stoppable):
         self._options = options or Options()
         self._shares_ports = listener is not None
         self._tokens = tokens or self._options.tokens()
-        self._grpc_tls, self._http_tls = self._options.tls()
+        self._tls = self._options.tls()
         self._listener = listener or open_listener(self._options.host, self._options.port)
         self.port: int = self._listener.getsockname()[1]
         self.grpc_port: int | None = None
@@ -77,7 +76,7 @@ class Server(Stoppable):
         options = self._options
         grpc_server = await self._start_grpc()
         app = Api(self._models, self._tokens)
-        http = HttpServer(app, options.request_seconds, options.idle_seconds, self._http_tls)
+        http = HttpServer(app, options.request_seconds, options.idle_seconds, self._tls)
         serving = asyncio.create_task(http.serve([self._listener]))
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
         self.started.set()
@@ -101,25 +100,11 @@ class Server(Stoppable):
 
         server = await start_inference(
             self._models,
-            address(options.host, options.grpc_port),
+            open_listener(options.host, options.grpc_port, shares_port=self._shares_ports),
             self._tokens,
-            self._grpc_tls,
-            self._shares_ports,
+            self._options.tls(),
             options.request_seconds,
             options.idle_seconds,
         )
         self.grpc_port = server.port
         return server
-
-
-def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises ConfigError if that is not possible."""
-    family = socket.AF_INET
-    if ":" in host:
-        family = socket.AF_INET6
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"serve: cannot listen at {host}:{port}, got {error}. Give a free port, or 0."
-        ) from error

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 
 from hotbed.errors import ConfigError, HotbedError, ServingError
+from hotbed.serving.process import open_listener
 from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
-from hotbed.serving.server.server import open_listener
 from hotbed.serving.stores.following import hanging
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import resource
+import socket
 import time
 from collections.abc import (
     AsyncIterator,
@@ -24,22 +25,14 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import unquote
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hotbed.errors import (
-    ConfigError,
-    DataError,
-    HotbedError,
-    NotServed,
-    Overloaded,
-    PersistError,
-    ServingError,
-)
+from hotbed.errors import DataError, HotbedError, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
 from hotbed.serving.protocol.bodies import (
     SLICE,
@@ -66,11 +59,11 @@ from hotbed.serving.server.access import (
     SCRAPE,
     Caller,
     Denied,
-    TlsFiles,
     Tokens,
     denied,
     is_open,
 )
+from hotbed.serving.server.endpoints.relay import FILES, Relay
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
 from hotbed.serving.server.scoring.models import Models
@@ -446,14 +439,20 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         open_methods: full names of the methods that need none, such as
             "/inference.GRPCInferenceService/ServerLive".
         roles: the role that a method needs, by full name; any token may call other methods.
+        host_of: returns the address of a client, from what gRPC takes for it.
     """
 
     def __init__(
-        self, tokens: Tokens | None, open_methods: Iterable[str], roles: Mapping[str, str]
+        self,
+        tokens: Tokens | None,
+        open_methods: Iterable[str],
+        roles: Mapping[str, str],
+        host_of: Callable[[str], str],
     ) -> None:
         self._tokens = tokens
         self._open_methods = frozenset(open_methods)
         self._roles = roles
+        self._host_of = host_of
 
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
         role = self._roles.get(details.method, ANY_ROLE)
@@ -474,7 +473,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         """Return a handler that looks at the address of its caller first."""
 
         async def answer(requests: Any, context: Any) -> Any:
-            peer = _address_of(context.peer())
+            peer = self._host_of(context.peer())
             reason = denied(self._tokens, OPERATE, caller._replace(peer=peer))
             if reason is not None:
                 await context.abort(*_status_of(reason))
@@ -488,12 +487,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
 def _status_of(reason: Denied) -> tuple[grpc.StatusCode, str]:
     codes = grpc.StatusCode
     return codes.PERMISSION_DENIED if reason.is_known else codes.UNAUTHENTICATED, reason.reason
-
-
-def _address_of(peer: str) -> str:
-    """Return the address in a peer of gRPC, such as `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5`."""
-    _, _, place = unquote(peer).partition(":")
-    return place.rpartition(":")[0].strip("[]")
 
 
 class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -621,10 +614,9 @@ class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has 
 
 async def start_inference(
     models: Models,
-    address: str,
+    listener: socket.socket,
     tokens: Tokens | None,
-    tls: TlsFiles | None,
-    shares_port: bool,
+    tls: SSLContext | None,
     request_seconds: float,
     idle_seconds: float,
 ) -> GrpcServer:
@@ -632,27 +624,30 @@ async def start_inference(
 
     Args:
         models: the models to serve.
-        address: HOST:PORT to listen at.
+        listener: the socket to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
         tls: key and certificates; None = no TLS.
-        shares_port: whether several processes listen at the port.
         request_seconds: limit for the message of a call to arrive.
         idle_seconds: connections without a call are closed after this time.
-
-    Raises:
-        ConfigError: it cannot listen.
     """
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
     options = {
         "grpc.max_receive_message_length": longest,
-        "grpc.so_reuseport": int(shares_port),
         "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
         "grpc.max_concurrent_streams": STREAMS,
     }
     handlers = InferenceService(models).handlers()
     open_calls = ("ServerLive", "ServerReady")
-    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready, open_calls, _ROLES)
-    return await start_grpc(service, address, tokens, tls, request_seconds, options)
+    service = GrpcService(
+        SERVICE,
+        handlers,
+        MESSAGES,
+        lambda: models.ready,
+        models.meters.connection_closed,
+        open_calls,
+        _ROLES,
+    )
+    return await start_grpc(service, listener, tokens, tls, request_seconds, options)
 
 
 @dataclass(frozen=True)
@@ -664,6 +659,7 @@ class GrpcService:
         handlers: of its calls.
         messages: by name.
         ready: whether it answers requests.
+        connection_closed: called for each connection that is closed because of its frames.
         open_calls: names of the calls that need no token.
         roles: the role that a call needs, by name; any token may make other calls.
     """
@@ -672,6 +668,7 @@ class GrpcService:
     handlers: Any
     messages: Mapping[str, Any]
     ready: Callable[[], bool]
+    connection_closed: Callable[[], None]
     open_calls: Sequence[str]
     roles: Mapping[str, str]
 
@@ -679,9 +676,12 @@ class GrpcService:
 class GrpcServer:
     """A gRPC server at `port` with its service, grpc.health.v1 and reflection."""
 
-    def __init__(self, server: Any, port: int, health: Health, arrivals: ArrivalLimit) -> None:
+    def __init__(
+        self, server: Any, port: int, relay: Relay, health: Health, arrivals: ArrivalLimit
+    ) -> None:
         self.port = port
         self._server = server
+        self._relay = relay
         self._health = health
         self._arrivals = arrivals
 
@@ -690,19 +690,21 @@ class GrpcServer:
 
         Calls whose message does not arrive are not waited for, nor connections without a call.
         """
+        self._relay.stop()
         self._health.close()
         stopping = asyncio.create_task(self._server.stop(seconds))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._arrivals.close(), seconds)
         await self._server.stop(_LAST_PART_SECONDS)  # for the last answers to be sent
         await stopping
+        self._relay.close()
 
 
 async def start_grpc(
     service: GrpcService,
-    address: str,
+    listener: socket.socket,
     tokens: Tokens | None,
-    tls: TlsFiles | None,
+    tls: SSLContext | None,
     request_seconds: float,
     options: Mapping[str, int],
 ) -> GrpcServer:
@@ -710,41 +712,26 @@ async def start_grpc(
 
     Args:
         service: the service.
-        address: HOST:PORT to listen at.
+        listener: the socket to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
         tls: key and certificates; None = no TLS.
         request_seconds: limit for a connection to begin, and for the message of a call to arrive.
         options: options of the gRPC channel.
-
-    Raises:
-        ConfigError: it cannot listen.
     """
     open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
     roles = {f"/{service.name}/{call}": role for call, role in service.roles.items()}
-    arrivals = ArrivalLimit(request_seconds)
-    gates = [Gate(tokens, open_methods, roles), arrivals]
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    all_options = {
-        **options,
-        "grpc.server_handshake_timeout_ms": math.ceil(request_seconds * 1000),
-        "grpc.max_allowed_incoming_connections": min(most_files // 2, _MOST_CONNECTIONS),
-    }
+    most_connections = min(most_files // 2 // FILES, _MOST_CONNECTIONS)
+    relay = Relay(most_connections, service.connection_closed)
+    arrivals = ArrivalLimit(request_seconds)
+    gates = [Gate(tokens, open_methods, roles, relay.host_of), arrivals]
+    all_options = {**options, "grpc.server_handshake_timeout_ms": math.ceil(request_seconds * 1000)}
     server = grpc.aio.server(interceptors=gates, options=list(all_options.items()))
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
     health = add_health_and_reflection(server, service.name, pool, service.ready)
     server.add_generic_rpc_handlers((UnknownMethods(),))  # the last one
-    try:
-        if tls is None:
-            port = server.add_insecure_port(address)
-        else:
-            credentials = grpc.ssl_server_credentials(
-                [(tls.key, tls.cert)], tls.clients, require_client_auth=tls.clients is not None
-            )
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"serve: cannot listen at {address}, got {error}. Give a free port, or 0."
-        ) from error
+    server.add_insecure_port(relay.address)
     await server.start()
-    return GrpcServer(server, port, health, arrivals)
+    await relay.listen(listener, tls, request_seconds)
+    return GrpcServer(server, listener.getsockname()[1], relay, health, arrivals)

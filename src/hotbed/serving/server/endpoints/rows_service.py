@@ -24,7 +24,7 @@ from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, Persis
 from hotbed.files import map_file
 from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.process import Stoppable, address
+from hotbed.serving.process import Stoppable, open_listener
 from hotbed.serving.rows import ServedTable
 from hotbed.serving.server.access import INFER
 from hotbed.serving.server.endpoints.grpc import (
@@ -274,7 +274,7 @@ class RowsServer(Stoppable):
         self._service = RowsService(server, names, options.calls)
         self._options = options
         self._tokens = options.tokens()
-        self._tls = options.tls()[0]
+        self._tls = options.tls()
         self.port = 0
         self.metrics_port: int | None = None
 
@@ -347,7 +347,6 @@ class RowsServer(Stoppable):
         channel_options = {
             "grpc.max_receive_message_length": MESSAGE_BYTES,
             "grpc.max_send_message_length": MESSAGE_BYTES,
-            "grpc.so_reuseport": 0,
             "grpc.max_connection_idle_ms": _IDLE_SECONDS * 1000,
             "grpc.max_concurrent_streams": STREAMS,
         }
@@ -358,10 +357,11 @@ class RowsServer(Stoppable):
                 service.handlers(),
                 MESSAGES,
                 service.is_ready,
+                service.meters.connection_closed,
                 ("Ready",),
                 dict.fromkeys(CALLS, INFER),
             ),
-            address(options.host, options.port),
+            open_listener(options.host, options.port),
             self._tokens,
             self._tls,
             _REQUEST_SECONDS,
