@@ -157,6 +157,8 @@ def _as_array(values: Any) -> pa.Array:
             return empty.fill_null([])
         flat = np.ascontiguousarray(values).reshape(-1)
         return pa.FixedSizeListArray.from_arrays(pa.array(flat), width)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "S":
+        values = values.astype(object)  # Arrow would end each value at its first zero byte
     try:
         return pa.array(values)
     except OverflowError:  # Python integers above int64: ids that use the upper half of 64 bits

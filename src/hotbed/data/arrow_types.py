@@ -57,9 +57,12 @@ def type_of(kind: pa.DataType) -> Type | None:
 
 def is_time(kind: pa.DataType) -> bool:
     """Return whether an Arrow type holds timestamps, dates, times of a day or durations."""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return True
-    return bool(pa.types.is_time(kind) or pa.types.is_duration(kind))
+    return bool(is_moment(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind))
+
+
+def is_moment(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds timestamps or dates."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def time_of(kind: Type) -> pa.DataType | None:

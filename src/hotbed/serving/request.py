@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.memory import Memory
-from hotbed.data.arrow_types import decimal_of, holds_text, time_of
+from hotbed.data.arrow_types import Type, decimal_of, holds_text, time_of
 from hotbed.data.columns import plain_columns
 from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
@@ -115,6 +115,17 @@ def _is_single(column: Id | Dense) -> bool:
     return column.padding is None and column.weights is None
 
 
+def _columns_by_type(schema: Schema) -> set[str]:
+    """Return the raw columns whose types a transform makes a difference of."""
+    names = set[str]()
+    for column in schema.columns:
+        if isinstance(column, Id | Dense):
+            for transform in column.transforms:
+                if transform.by_type:
+                    names.update(transform.inputs() or (column.source,))
+    return names
+
+
 def _raw_columns(features: Iterable[_Feature]) -> frozenset[str]:
     """Return the raw columns that features read."""
     names = set[str]()
@@ -137,10 +148,11 @@ class RequestEncoder:
         self._dense = _Features(schema, schema.dense, float)
         self._raw = self._ids.raw | self._dense.raw
         self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
-        self._trained = dict[str, pa.DataType]()
+        by_type = _columns_by_type(schema)
+        self._trained = dict[str, Type]()
         for name in self._raw & schema.types.keys():
-            kind = time_of(schema.types[name]) or decimal_of(schema.types[name])
-            if kind is not None:
+            kind = schema.types[name]
+            if name in by_type or time_of(kind) is not None or decimal_of(kind) is not None:
                 self._trained[name] = kind
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of requests in the types that they had in training: times, decimals and text."""
+"""Columns of requests in the types that they had in training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,28 @@ from hotbed.connectors.memory import Memory
 from hotbed.connectors.times import to_microseconds, unreadable
 from hotbed.connectors.types import is_text
 from hotbed.data.arrays import as_numpy, first_of, list_array, list_lengths
-from hotbed.data.arrow_types import is_bytes, is_list, is_time
+from hotbed.data.arrow_types import (
+    Type,
+    decimal_of,
+    is_bytes,
+    is_list,
+    is_moment,
+    is_number,
+    is_time,
+    time_of,
+)
 from hotbed.errors import DataError
 
 _NARROW = {pa.date32().id, pa.time32("s").id}  # Arrow makes them of int32 only
+_NUMBERS: dict[Type, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "integer": pa.int64(),
+    "uint64": pa.uint64(),
+    "float32": pa.float32(),
+    "number": pa.float64(),
+}
+_UNITS = ("s", "ms", "us", "ns")
+_NAMES = {"s": "second", "ms": "millisecond", "us": "microsecond"}  # of `floor_temporal`
 
 
 def check_text(name: str, values: Any) -> None:
@@ -41,11 +59,12 @@ def check_text(name: str, values: Any) -> None:
                 ) from error
 
 
-def as_trained(name: str, values: Any, kind: pa.DataType) -> pa.Array:
-    """Return a column of a request whose values were times or decimals of type `kind` in training.
+def as_trained(name: str, values: Any, kind: Type) -> pa.Array:
+    """Return a column of a request in the type `kind` that its values had in training.
 
-    Numbers become decimals, rounded to their digits. Whole numbers count the unit of times since
-    1970, UTC; text of them is ISO 8601. Times and decimals of any type stay as they are.
+    Numbers become numbers of that type, decimals rounded to their digits. Whole numbers count the
+    unit of times since 1970, UTC; text of them is ISO 8601. Times become those of the unit and the
+    zone of training. Text stays as it is: the encoder compares it with training.
 
     Raises:
         DataError: the values are something else.
@@ -54,20 +73,97 @@ def as_trained(name: str, values: Any, kind: pa.DataType) -> pa.Array:
     return _converted(name, column, kind)
 
 
-def _converted(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _converted(name: str, values: pa.Array, kind: Type) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if is_list(values.type):
         return list_array(_converted(name, values.flatten(), kind), list_lengths(values), values)
-    if pa.types.is_decimal(kind):
-        return _decimals(name, values, kind)
-    if pa.types.is_null(values.type) or is_time(values.type):
+    if pa.types.is_null(values.type):
         return values
-    if is_bytes(values.type) and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        return _of_text(name, values, kind)
+    decimal = decimal_of(kind)
+    if decimal is not None:
+        return _decimals(name, values, decimal)
+    time = time_of(kind)
+    if time is not None:
+        return _times(name, values, time)
+    if is_time(values.type) or (pa.types.is_boolean(values.type) and kind != "boolean"):
+        raise DataError(
+            f"column {name!r}: it held {kind} values in training, got {values.type}. Give values "
+            "of that type."
+        )
+    if kind not in _NUMBERS or is_bytes(values.type):
+        return values
+    return _numbers(name, values, _NUMBERS[kind])
+
+
+def _numbers(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return numbers as those of a type; NaN is null where the type does not have it."""
+    if pa.types.is_floating(kind):
+        return values.cast(kind, safe=False)
+    if pa.types.is_integer(kind) and pa.types.is_integer(values.type):
+        return values
+    if pa.types.is_floating(values.type):
+        values = _without_nan(values)
+    try:
+        if pa.types.is_integer(kind):
+            return values.cast(kind)
+        flags = values.cast(pa.uint8())
+        if pc.any(pc.greater(flags, 1)).as_py():
+            raise pa.ArrowInvalid(f"{pc.max(flags)} is neither 0 nor 1")
+        return flags.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"column {name!r}: expected {kind} values as in training, got {values.type}: "
+            f"{str(error)!r:.100}. Give values of that type."
+        ) from error
+
+
+def _times(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if is_time(values.type):
+        return _retyped(name, values, kind)
+    if is_bytes(values.type) and is_moment(kind):
+        return _retyped(name, _of_text(name, values, kind), kind)
     if pa.types.is_floating(values.type):  # where NaN marks what is missing
         values = _whole(name, values)
     return times_of_counts(name, values, kind)
+
+
+def _retyped(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return times in the unit and the zone of a type, which their text depends on; rounded down.
+
+    Raises:
+        DataError: they do not fit it, or one of both types is a time of the day or a duration.
+    """
+    have = values.type
+    if have == kind:
+        return values
+    try:
+        if is_moment(have) and is_moment(kind):
+            return _moments(values, kind)
+        if have.id == kind.id or (pa.types.is_time(have) and pa.types.is_time(kind)):
+            is_finer = _UNITS.index(kind.unit) > _UNITS.index(have.unit)
+            return values.cast(kind, safe=is_finer)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"column {name!r}: expected times that fit {kind}, got {str(error)!r:.100}. Correct "
+            "them."
+        ) from error
+    raise DataError(
+        f"column {name!r}: it held times ({kind}) in training, got {have}. Give times of that kind."
+    )
+
+
+def _moments(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return timestamps or dates as those of a type: the same moments, rounded down."""
+    unit = "ms" if pa.types.is_date64(values.type) else "s"
+    if pa.types.is_timestamp(values.type):
+        unit = values.type.unit
+    times = values.cast(pa.timestamp(unit))  # UTC
+    if pa.types.is_date(kind):
+        return pc.floor_temporal(times, unit="day").cast(kind)
+    if _UNITS.index(kind.unit) < _UNITS.index(unit):
+        times = pc.floor_temporal(times, unit=_NAMES[kind.unit])
+    return times.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
 def times_of_counts(name: str, counts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -93,7 +189,7 @@ def times_of_counts(name: str, counts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _decimals(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return numbers as decimals; other values as they are, which encoding rejects."""
-    if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+    if values.type == kind or pa.types.is_boolean(values.type) or not is_number(values.type):
         return values
     last_digit = Decimal(1).scaleb(-kind.scale)
     context = Context(prec=kind.precision)
@@ -126,14 +222,12 @@ def _of_text(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
             f"column {name!r}: expected ISO 8601 for times ({kind}), got "
             f"{first_of(texts, is_bad)!r}. Correct the text, or send whole numbers in its unit."
         )
-    zone = kind.tz if pa.types.is_timestamp(kind) else None
-    times = micros.cast(pa.timestamp("us", zone))
-    return times.cast(kind, safe=False) if pa.types.is_date(kind) else times
+    return micros.cast(pa.timestamp("us"))
 
 
 def _whole(name: str, values: pa.Array) -> pa.Array:
     """Return floats as whole numbers, NaN as null."""
-    present = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    present = _without_nan(values)
     numbers = as_numpy(present.fill_null(0)).astype(np.float64)
     is_bad = ~((np.abs(numbers) < 1 << 53) & (np.floor(numbers) == numbers))
     if is_bad.any():
@@ -142,3 +236,7 @@ def _whole(name: str, values: pa.Array) -> pa.Array:
             "numbers in its unit."
         )
     return present.cast(pa.int64())
+
+
+def _without_nan(values: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)

@@ -21,6 +21,7 @@ from hotbed.data import (
     Cross,
     Dense,
     Encoder,
+    Expression,
     Extract,
     FillMissing,
     Hash,
@@ -293,3 +294,38 @@ def test_fitting_has_no_part_of_rows_that_a_transform_cannot_read() -> None:
     fitted = schema.fit(source)
     assert fitted["at"].transforms[1].mean == 2.0
     assert fitted["n"].transforms[0].mean == 2.0
+
+
+MOMENTS = [pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin"), pa.date32()]
+
+
+@pytest.mark.parametrize("kind", MOMENTS, ids=str)
+@pytest.mark.parametrize("sql", ["CAST(x AS VARCHAR)", "EXTRACT(year FROM x)"])
+def test_expression_names_a_time_beyond_the_calendar(kind: pa.DataType, sql: str) -> None:
+    far = {"s": 2**53, "ms": 2**62, "us": 2**63 - 1}[getattr(kind, "unit", "ms")]
+    days = pa.array([0, 2**31 - 1], pa.int32())
+    rows = pa.table({"x": days.cast(kind) if pa.types.is_date(kind) else pa.array([0, far], kind)})
+    schema = Schema([Id("x", transforms=[Expression(sql), Hash(9)])])
+    with pytest.raises(DataError, match="years -260,000 to 260,000"):
+        Encoder(schema)(rows, labels=False)
+    assert Encoder(schema, "skip")(rows, labels=False).num_samples == 1
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint16(), pa.float32()], ids=str)
+def test_expression_computes_with_categories_of_narrow_numbers_as_with_numbers(
+    kind: pa.DataType,
+) -> None:
+    schema = Schema([Dense("x", [Expression("x * 3000")])])
+    numbers = pa.array([1, 2, 100], kind)
+    encoder = Encoder(schema)
+    results = []
+    for values in (numbers, numbers.dictionary_encode()):
+        batch = encoder(pa.table({"x": values}), labels=False)
+        results.append(np.asarray(batch.dense["x"]).reshape(-1).tolist())
+    assert results == [[3000.0, 6000.0, 300000.0]] * 2
+
+
+def test_bytes_in_numpy_keep_their_zero_bytes() -> None:
+    values = np.array([b"\x00a", b"a\x00b", b"a"])
+    rows = Memory({"x": values}).table
+    assert rows["x"].to_pylist() == [b"\x00a", b"a\x00b", b"a"]

@@ -339,6 +339,92 @@ def test_types_of_a_column_that_differ_are_told_as_one(types: list[str], expecte
     assert joined(first, second) == expected
 
 
+OTHER_TYPES = [
+    *(getattr(pa, name)() for name in ("int8", "int64", "uint32", "uint64", "float16", "float32")),
+    *(pa.float64(), pa.bool_(), pa.large_string(), pa.decimal128(24, 6), pa.date32(), pa.date64()),
+    *(pa.timestamp(unit) for unit in TIMES),
+    *(pa.timestamp("us", "UTC"), pa.timestamp("ms", "Asia/Shanghai")),
+    *(pa.duration("s"), pa.duration("ns"), pa.time32("ms"), pa.time64("us")),
+]
+
+
+def in_other_types(column: pa.Array) -> Iterator[Any]:
+    """Yield the same values in other Arrow types, as a list, in NumPy, and moments as text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_time = pa.types.is_temporal(column.type)
+    for kind in OTHER_TYPES:
+        if is_time or not pa.types.is_temporal(kind):
+            try:
+                cast = column.cast(kind)
+                is_same = cast.cast(column.type).equals(column)
+            except pa.ArrowException:
+                continue
+            if is_same:
+                yield cast
+    yield column.dictionary_encode()
+    yield column.to_pylist()
+    yield column.to_numpy(zero_copy_only=False)
+    if is_time:
+        yield [str(value) for value in column.to_pylist()]
+
+
+NEVER_TEXT = ("bag", "visits", "other_binary", "duration")
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if name not in NEVER_TEXT])
+def test_values_of_a_request_in_another_type_are_those_of_training_or_refused(name: str) -> None:
+    """Transforms that see the type of a value, as text of 7 and 7.0."""
+    rows = pa.table(COLUMNS)
+    column = rows[name].combine_chunks()
+    num_equal = 0
+    for use in ("text", "extract", "hour", "sum"):
+        feature = f"{name}_{use}"
+        if not any(one.name == feature for one in usable().columns):
+            continue
+        read = usable()[feature]
+        schema = hb.Schema([read]).with_types({name: str(type_of(column.type))}, {})
+        expected = values_of(hb.Encoder(schema)(rows, labels=False), feature)
+        encode = RequestEncoder(schema)
+        for values in in_other_types(column):
+            try:
+                got = values_of(encode({name: values}), feature)
+            except DataError:
+                continue
+            kind = getattr(values, "type", type(values))
+            assert got == expected, f"{feature} of {column.type} as {kind}"
+            num_equal += 1
+    assert num_equal > 0
+
+
+def values_of(batch: Any, feature: str) -> str:
+    """Return what a feature is in a batch, as text, in which NaN is NaN."""
+    if feature in batch.dense:
+        return str(np.asarray(batch.dense[feature]).reshape(-1).tolist())
+    ids = batch.ids[feature].with_offsets()
+    return str((ids.values.tolist(), ids.offsets.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("boolean", [0, 2]),
+        ("boolean", [0.5, 1.0]),
+        ("integer", [1.5, 2.0]),
+        ("integer", [True, False]),
+        ("float32", pa.array([1, 2], pa.timestamp("s"))),
+        ("timestamp[s]", pa.array([1, 2], pa.time32("s"))),
+        ("timestamp[ns]", pa.array([2**62, 0], pa.timestamp("s"))),
+        ("duration[s]", pa.array([1, 2], pa.timestamp("s"))),
+    ],
+)
+def test_values_that_the_type_of_training_does_not_hold_are_refused(kind: str, values: Any) -> None:
+    text = hb.Id("x", transforms=[t.Expression("CAST(x AS VARCHAR)"), t.Hash(97)])
+    encode = RequestEncoder(hb.Schema([text], {"x": kind}))
+    with pytest.raises(DataError, match="column 'x': "):
+        encode({"x": values})
+
+
 HOURS = [datetime(2024, 5, 6, n) for n in (7, 13, 22)]
 MILLISECONDS = [1_714_953_600_000 + 3_600_000 * n for n in (7, 13, 22)]
 

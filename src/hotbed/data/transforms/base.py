@@ -35,6 +35,9 @@ class Transform(ABC):
     by_value: ClassVar[bool] = False
     """Whether the result for a value depends on it alone, so that words are mapped once each."""
 
+    by_type: ClassVar[bool] = False
+    """Whether equal values of another type may give another result, as 7 and 7.0 do as text."""
+
     joint: str | None = None
     """Transforms of one name learn together, from the values of all of their columns."""
 

@@ -12,8 +12,10 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.arrays import series_of
-from hotbed.data.context import Context
+from hotbed.connectors.times import YEAR, to_microseconds, unreadable
+from hotbed.data.arrays import as_numpy, first_of, series_of
+from hotbed.data.arrow_types import is_moment, is_number
+from hotbed.data.context import BadRows, Context
 from hotbed.data.transforms.base import Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -26,6 +28,7 @@ _OF_MANY_ROWS = re.compile(
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NAMES = re.compile(r"'[^']*'|\"([^\"]*)\"")
+_FURTHEST = 260_000 * YEAR  # from 1970; Polars panics at the year 262,143
 _COMMENT = re.compile(r"--|/\*")
 
 
@@ -48,6 +51,7 @@ class Expression(Transform):
 
     reads_text: ClassVar[bool] = True
     by_item: ClassVar[bool] = False
+    by_type: ClassVar[bool] = True
 
     sql: str
 
@@ -71,7 +75,7 @@ class Expression(Transform):
         columns = [_wide(name, context.column(name)) for name in self.inputs()]
         try:
             result = pl.DataFrame(columns).select(self._parsed.alias("value"))
-        except pl.exceptions.PolarsError as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise SchemaError(
                 f"expression {self.sql!r}: it cannot be computed, got {str(error)!r:.200}. Correct "
                 "it, or the types of its columns."
@@ -116,7 +120,11 @@ def _wide(name: str, values: pa.Array) -> pl.Series:
     Unsigned integers are signed ones, of 128 bits if that is needed: they differ between files and
     requests, too.
     """
+    if pa.types.is_dictionary(values.type) and is_number(values.type.value_type):
+        values = values.dictionary_decode()
     kind = values.type
+    if is_moment(kind):
+        _check_range(values)
     if pa.types.is_uint64(kind):
         numbers = pl.Series(name, values)
         is_large = bool((numbers >= 1 << 63).any())
@@ -126,6 +134,20 @@ def _wide(name: str, values: pa.Array) -> pl.Series:
     elif pa.types.is_floating(kind) or pa.types.is_decimal256(kind):
         values = values.cast(pa.float64(), safe=False)
     return series_of(name, values)
+
+
+def _check_range(values: pa.Array) -> None:
+    """Raise BadRows for timestamps and dates beyond the calendar of Polars."""
+    micros = to_microseconds(values, "us")
+    times = as_numpy(micros.fill_null(0))
+    is_bad = as_numpy(unreadable(values, micros)) | (times < -_FURTHEST) | (times > _FURTHEST)
+    if is_bad.any():
+        raise BadRows(
+            "",
+            is_bad,
+            f"expected times of the years -260,000 to 260,000, got {first_of(values, is_bad)!r}. "
+            "Correct the row or its unit.",
+        )
 
 
 def _plain(result: pl.Series, sql: str) -> pa.Array:

@@ -58,6 +58,7 @@ class Extract(Transform):
     """
 
     reads_text: ClassVar[bool] = True
+    by_type: ClassVar[bool] = True
 
     pattern: str
     number: bool = False
