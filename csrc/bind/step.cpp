@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors cross as addresses: the callers (embedding/table.py, embedding/lookups/local.py) have checked dtype, layout
 // and length.
-#include "core/step.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
@@ -13,6 +11,7 @@
 #include <stdexcept>
 
 #include "arrays.h"
+#include "core/exchange.h"
 #include "core/map_queue.h"
 #include "features.h"
 #include "names.h"
@@ -43,13 +42,31 @@ nb::list statistics(MapTask& task) {
   return out;
 }
 
-nb::list list_of(std::vector<std::unique_ptr<Step>> steps) {
+using FeatureTuples = std::vector<std::tuple<int, std::string_view>>;  // (table, pooling)
+
+std::vector<Feature> features_of(const FeatureTuples& features) {
+  std::vector<Feature> parsed;
+  for (const auto& [table, pooling] : features) parsed.push_back({table, value_of(kPoolings, "pooling", pooling)});
+  return parsed;
+}
+
+// Of a Step, a Question or an Answer, below.
+template <class T>
+nb::list list_of(std::vector<std::unique_ptr<T>> all) {
   nb::list out;
-  for (std::unique_ptr<Step>& step : steps) out.append(nb::cast(std::move(step)));
+  for (std::unique_ptr<T>& one : all) out.append(nb::cast(std::move(one)));
   return out;
 }
 
-nb::list divide(Step& step) {
+template <class T>
+std::vector<int64_t> num_uniques(const T& step) {
+  std::vector<int64_t> all;
+  for (int t = 0; t < step.num_tables(); t++) all.push_back(step.num_unique(t));
+  return all;
+}
+
+template <class T>
+nb::list divide(T& step) {
   std::vector<std::unique_ptr<Step>> grains;
   {
     nb::gil_scoped_release release;
@@ -58,7 +75,8 @@ nb::list divide(Step& step) {
   return list_of(std::move(grains));
 }
 
-nb::list split(Step& step, const std::vector<size_t>& num_tables) {
+template <class T>
+nb::list split(T& step, const std::vector<size_t>& num_tables) {
   size_t sum = 0;
   for (const size_t count : num_tables) sum += count;
   if (sum != static_cast<size_t>(step.num_tables()))
@@ -87,20 +105,14 @@ void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const s
   step.lookup(features, pointer<const int64_t>(times), training, keeps, rows);
 }
 
-void fetch(Step& step, const std::vector<IdsTuple>& ids) {
+void find(Question& question, const std::vector<IdsTuple>& ids, Address times) {
   const std::vector<FeatureIds> features = checked_features(ids);
   nb::gil_scoped_release release;
-  step.fetch(features);
+  question.find(features, pointer<const int64_t>(times));
 }
 
-void find(Step& step, const std::vector<IdsTuple>& ids, Address times) {
-  const std::vector<FeatureIds> features = checked_features(ids);
-  nb::gil_scoped_release release;
-  step.find(features, pointer<const int64_t>(times));
-}
-
-Owners owners_of(const Input<uint8_t>& owners, const Step& step) {
-  Owners out(static_cast<size_t>(step.num_tables()));
+Owners owners_of(const Input<uint8_t>& owners, const Question& question) {
+  Owners out(static_cast<size_t>(question.num_tables()));
   if (owners.size() != out.size() * kPartitions)
     throw std::invalid_argument("step: owners must be [" + std::to_string(out.size()) + ", 256], got " +
                                 std::to_string(owners.size()) + " of them. Give one a partition of each table.");
@@ -110,38 +122,38 @@ Owners owners_of(const Input<uint8_t>& owners, const Step& step) {
 
 using AskedTuple = std::tuple<std::vector<int64_t>, Address>;  // (ids of each table, words)
 
-std::vector<Asked> asked_of(const Step& step, const std::vector<AskedTuple>& grains) {
+std::vector<Asked> asked_of(const Answer& answer, const std::vector<AskedTuple>& grains) {
   std::vector<Asked> asked;
   for (const auto& [counts, words] : grains) {
-    if (counts.size() != static_cast<size_t>(step.num_tables()))
+    if (counts.size() != static_cast<size_t>(answer.num_tables()))
       throw std::invalid_argument("step: a grain must have one count a table, got " + std::to_string(counts.size()) +
-                                  " of " + std::to_string(step.num_tables()) + ".");
+                                  " of " + std::to_string(answer.num_tables()) + ".");
     asked.push_back({counts, pointer<const int64_t>(words)});
   }
   return asked;
 }
 
-void map_asked(Step& step, const std::vector<AskedTuple>& grains, bool timed, bool training,
+void map_asked(Answer& answer, const std::vector<AskedTuple>& grains, bool timed, bool training,
                const std::vector<uint64_t>& num_rows, bool logs) {
-  const std::vector<Asked> asked = asked_of(step, grains);
+  const std::vector<Asked> asked = asked_of(answer, grains);
   nb::gil_scoped_release release;
-  step.map_asked(asked, timed, training, num_rows, logs);
+  answer.map(asked, timed, training, num_rows, logs);
 }
 
-std::vector<uint64_t> count_rows(Step& step, const std::vector<AskedTuple>& grains, bool timed) {
-  const std::vector<Asked> asked = asked_of(step, grains);
+std::vector<uint64_t> count_rows(Answer& answer, const std::vector<AskedTuple>& grains, bool timed) {
+  const std::vector<Asked> asked = asked_of(answer, grains);
   nb::gil_scoped_release release;
-  return step.count_rows(asked, timed);
+  return answer.count_rows(asked, timed);
 }
 
-void write_rows(Step& step, const std::vector<std::vector<Address>>& out) {
+void write_rows(Answer& answer, const std::vector<std::vector<Address>>& out) {
   std::vector<std::vector<float*>> rows;
   for (const std::vector<Address>& of_grain : out) {
     rows.emplace_back();
     for (const Address address : of_grain) rows.back().push_back(pointer<float>(address));
   }
   nb::gil_scoped_release release;
-  step.write_rows(rows);
+  answer.write_rows(rows);
 }
 
 using Addresses = std::vector<std::optional<Address>>;                 // of each table's sums; None = it is left alone
@@ -161,7 +173,8 @@ bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const Addres
   return step.sum_gradients(rows, out);
 }
 
-Addresses sum_addresses(const Step& step, const std::vector<GroupTuple>& groups) {
+template <class T>
+Addresses sum_addresses(const T& step, const std::vector<GroupTuple>& groups) {
   Addresses out(static_cast<size_t>(step.num_tables()));
   for (auto [address, dim, tables] : groups)
     for (const size_t t : tables) {
@@ -178,7 +191,7 @@ Sums sums_of(const Addresses& addresses) {
   return out;
 }
 
-nb::tuple merge(const std::vector<Step*>& steps, const std::vector<Addresses>& sums) {
+nb::tuple merge_steps(const std::vector<Step*>& steps, const std::vector<Addresses>& sums) {
   std::vector<Sums> addresses;
   for (const Addresses& one : sums) addresses.push_back(sums_of(one));
   std::vector<std::vector<float>> merged_sums;
@@ -200,23 +213,25 @@ std::vector<GrainSums> grain_sums(const std::vector<GrainTuple>& grains) {
   return out;
 }
 
-bool join(const Step& step, const std::vector<GrainTuple>& grains, const Addresses& out) {
+template <class T>
+bool join(const T& step, const std::vector<GrainTuple>& grains, const Addresses& out) {
   const std::vector<GrainSums> sums = grain_sums(grains);
   const std::vector<float*> joined = outputs(out);
   nb::gil_scoped_release release;
   return step.join(sums, joined);
 }
 
-std::unique_ptr<Step> summed(Step& step, const Addresses& sums) {
+template <class T>
+std::unique_ptr<Step> summed(T& step, const Addresses& sums) {
   const std::vector<float*> joined = outputs(sums);
   nb::gil_scoped_release release;
   return step.summed(joined);
 }
 
-void write_sums(const Step& step, const std::vector<GrainTuple>& grains, Address out) {
+void write_sums(const Question& question, const std::vector<GrainTuple>& grains, Address out) {
   const std::vector<GrainSums> sums = grain_sums(grains);
   nb::gil_scoped_release release;
-  step.write_sums(sums, pointer<float>(out));
+  question.write_sums(sums, pointer<float>(out));
 }
 
 void apply(Step& step, const Addresses& sums, const std::vector<double>& rates) {
@@ -244,25 +259,29 @@ void init_step(nb::module_& m) {
   nb::class_<Step>(m, "Step")
       .def(
           "__init__",
-          [](Step* self, const std::vector<std::shared_ptr<Table>>& tables,
-             const std::vector<std::tuple<int, std::string_view>>& features, const std::vector<int64_t>& grain_ends) {
-            std::vector<Feature> parsed;
-            for (const auto& [table, pooling] : features)
-              parsed.push_back({table, value_of(kPoolings, "pooling", pooling)});
-            new (self) Step(tables, std::move(parsed), grain_ends);
-          },
+          [](Step* self, const std::vector<std::shared_ptr<Table>>& tables, const FeatureTuples& features,
+             const std::vector<int64_t>& grain_ends) { new (self) Step(tables, features_of(features), grain_ends); },
           nb::arg("tables"), nb::arg("features"), nb::arg("grain_ends") = std::vector<int64_t>())
+      .def_static(
+          "of_slots",
+          [](const std::shared_ptr<Table>& table, const Input<int64_t>& slots) {
+            return std::unique_ptr<Step>(
+                new Step(Step::of_slots(table, slots.data(), static_cast<int64_t>(slots.size()))));
+          },
+          nb::arg("table"), nb::arg("slots"))
+      .def(
+          "mark", [](Step& s, Address counted) { s.mark(pointer<const uint8_t>(counted)); }, nb::arg("counted"))
       .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
-      .def("fetch", &fetch, nb::arg("ids"))
-      .def(
-          "mark", [](Step& s, Address counted) { s.mark(pointer<const uint8_t>(counted)); }, nb::arg("counted"))
-      .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
-      .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
-      .def("let_go", &Step::let_go)
+      .def("take_back", &Step::take_back, nb::call_guard<nb::gil_scoped_release>())
+      .def("divide", &divide<Step>, nb::sig("def divide(self) -> list[Step]"))
+      .def("split", &split<Step>, nb::arg("num_tables"),
+           nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
       .def("set_weights", &set_weights, nb::arg("weights"))
       .def("pool", &pool, nb::arg("out"))
+      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
+           nb::arg("keeps"))
       .def(
           "position_rows",
           [](Step& s, int feature, Address rows) {
@@ -270,41 +289,6 @@ void init_step(nb::module_& m) {
             s.position_rows(feature, pointer<float>(rows));
           },
           nb::arg("feature"), nb::arg("rows"))
-      .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
-           nb::arg("keeps"))
-      .def(
-          "adopt_slots",
-          [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); },
-          nb::arg("slots"))
-      .def("find", &find, nb::arg("ids"), nb::arg("times"))
-      .def(
-          "ask",
-          [](Step& s, const Input<uint8_t>& owners, int num_owners) { return s.ask(owners_of(owners, s), num_owners); },
-          nb::arg("owners"), nb::arg("num_owners"))
-      .def("num_words", &Step::num_words, nb::arg("counts"), nb::arg("timed"))
-      .def(
-          "write_asked", [](const Step& s, Address words) { s.write_asked(pointer<int64_t>(words)); }, nb::arg("words"))
-      .def(
-          "take_rows", [](Step& s, Address rows) { s.take_rows(pointer<const float>(rows)); }, nb::arg("rows"))
-      .def("write_sums", &write_sums, nb::arg("grains"), nb::arg("out"))
-      .def("write_rows", &write_rows, nb::arg("out"))
-      .def("map_asked", &map_asked, nb::arg("grains"), nb::kw_only(), nb::arg("timed"), nb::arg("training"),
-           nb::arg("num_rows"), nb::arg("logs"))
-      .def("take_back", &Step::take_back, nb::call_guard<nb::gil_scoped_release>())
-      .def("count_rows", &count_rows, nb::arg("grains"), nb::kw_only(), nb::arg("timed"))
-      .def("num_uniques",
-           [](const Step& s) {
-             std::vector<int64_t> all;
-             for (int t = 0; t < s.num_tables(); t++) all.push_back(s.num_unique(t));
-             return all;
-           })
-      .def("tables", &Step::tables)
-      .def("num_refused", &Step::num_refused)
-      .def(
-          "unique_ids", [](const Step& s, int t) { return to_numpy(s.unique_ids(t)); }, nb::arg("table"))
-      .def(
-          "position_slots", [](const Step& s, int t, Address out) { s.position_slots(t, pointer<int64_t>(out)); },
-          nb::arg("table"), nb::arg("out"))
       .def(
           "unique_rows",
           [](Step& s, int t, Address rows, Address slots) {
@@ -312,17 +296,25 @@ void init_step(nb::module_& m) {
             s.unique_rows(t, pointer<float>(rows), pointer<int64_t>(slots));
           },
           nb::arg("table"), nb::arg("rows"), nb::arg("slots"))
+      .def("let_go", &Step::let_go)
+      .def("num_uniques", &num_uniques<Step>)
+      .def("tables", &Step::tables)
+      .def(
+          "unique_ids", [](const Step& s, int t) { return to_numpy(s.unique_ids(t)); }, nb::arg("table"))
+      .def(
+          "position_slots", [](const Step& s, int t, Address out) { s.position_slots(t, pointer<int64_t>(out)); },
+          nb::arg("table"), nb::arg("out"))
+      .def("sum_addresses", &sum_addresses<Step>, nb::arg("groups"))
+      .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
+      .def("join", &join<Step>, nb::arg("grains"), nb::arg("out"))
+      .def("summed", &summed<Step>, nb::arg("sums"))
+      .def_static("merge", &merge_steps, nb::arg("steps"), nb::arg("sums"))
       .def(
           "leave_out",
           [](Step& s, int t, const Input<int64_t>& numbers) {
             s.leave_out(t, numbers.data(), static_cast<int64_t>(numbers.size()));
           },
           nb::arg("table"), nb::arg("numbers"))
-      .def("sum_addresses", &sum_addresses, nb::arg("groups"))
-      .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
-      .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
-      .def("join", &join, nb::arg("grains"), nb::arg("out"))
-      .def("summed", &summed, nb::arg("sums"))
       .def(
           "add_squares",
           [](const Step& s, int t, Address sums, Address squares) {
@@ -331,4 +323,53 @@ void init_step(nb::module_& m) {
           nb::arg("table"), nb::arg("sums"), nb::arg("squares"))
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))
       .def("apply", &apply, nb::arg("sums"), nb::arg("rates"));
+  nb::class_<Question>(m, "Question")
+      .def(
+          "__init__",
+          [](Question* self, const std::vector<std::shared_ptr<Table>>& tables, const FeatureTuples& features,
+             const std::vector<int64_t>& grain_ends) {
+            new (self) Question(tables, features_of(features), grain_ends);
+          },
+          nb::arg("tables"), nb::arg("features"), nb::arg("grain_ends"))
+      .def(
+          "mark", [](Question& q, Address counted) { q.mark(pointer<const uint8_t>(counted)); }, nb::arg("counted"))
+      .def("find", &find, nb::arg("ids"), nb::arg("times"))
+      .def(
+          "ask",
+          [](Question& q, const Input<uint8_t>& owners, int num_owners) {
+            return q.ask(owners_of(owners, q), num_owners);
+          },
+          nb::arg("owners"), nb::arg("num_owners"))
+      .def("num_words", &Question::num_words, nb::arg("counts"), nb::arg("timed"))
+      .def(
+          "write_asked", [](const Question& q, Address words) { q.write_asked(pointer<int64_t>(words)); },
+          nb::arg("words"))
+      .def(
+          "take_rows", [](Question& q, Address rows) { q.take_rows(pointer<const float>(rows)); }, nb::arg("rows"))
+      .def("divide", &divide<Question>, nb::sig("def divide(self) -> list[Step]"))
+      .def("write_sums", &write_sums, nb::arg("grains"), nb::arg("out"));
+  nb::class_<Answer>(m, "Answer")
+      .def(nb::init<std::vector<std::shared_ptr<Table>>>(), nb::arg("tables"))
+      .def("mark", &Answer::mark)
+      .def("count_rows", &count_rows, nb::arg("grains"), nb::kw_only(), nb::arg("timed"))
+      .def("map", &map_asked, nb::arg("grains"), nb::kw_only(), nb::arg("timed"), nb::arg("training"),
+           nb::arg("num_rows"), nb::arg("logs"))
+      .def("take_back", &Answer::take_back, nb::call_guard<nb::gil_scoped_release>())
+      .def("write_rows", &write_rows, nb::arg("out"))
+      .def("let_go", &Answer::let_go)
+      .def("split", &split<Answer>, nb::arg("num_tables"),
+           nb::sig("def split(self, num_tables: Sequence[int]) -> list[Answer]"))
+      .def("num_uniques", &num_uniques<Answer>)
+      .def("sum_addresses", &sum_addresses<Answer>, nb::arg("groups"))
+      .def("join", &join<Answer>, nb::arg("grains"), nb::arg("out"))
+      .def("summed", &summed<Answer>, nb::arg("sums"));
+  m.def(
+      "read_ahead",
+      [](const std::vector<std::shared_ptr<Table>>& tables, const FeatureTuples& features,
+         const std::vector<IdsTuple>& ids) {
+        const std::vector<FeatureIds> parsed = checked_features(ids);
+        nb::gil_scoped_release release;
+        read_ahead(tables, features_of(features), parsed);
+      },
+      nb::arg("tables"), nb::arg("features"), nb::arg("ids"));
 }

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Step: the rows of a batch lie in several processes. step.h says which process calls what.
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <stdexcept>
+#include "exchange.h"
 
-#include "step.h"
+#include <algorithm>
+#include <cmath>
+
 #include "thread_pool.h"
 
 namespace hotbed {
@@ -24,76 +22,84 @@ struct Places {
 
 }  // namespace
 
-void Step::find(const std::vector<FeatureIds>& ids, const int64_t* times) {
-  const Locked locked(*this);
-  release();
-  plan(ids);
-  timed_ = times != nullptr;
-  std::vector<std::pair<Part*, size_t>> tasks;
-  for (Part& part : parts_)
-    for (size_t r = 0; r < part.ranges.size(); r++) tasks.emplace_back(&part, r);
-  ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
-    const auto [part, r] = tasks[static_cast<size_t>(i)];
-    find_distinct(*part, part->ranges[r], times);
-    part->ranges[r].slots.assign(part->ranges[r].ids.size(), 0);  // the owner knows which have none
-  });
-  for (Part& part : parts_) part.num_unique = part.distinct.number(part.ranges);
-  keep();
+// The asker.
+
+Question::Question(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features,
+                   std::vector<int64_t> grain_ends)
+    : parts_(std::move(tables), std::move(features)) {
+  check_grains(grain_ends.size());
+  samples_.grain_ends = std::move(grain_ends);
 }
 
-std::vector<std::vector<int64_t>> Step::ask(const Owners& owners, int num_owners) {
+void Question::find(const std::vector<FeatureIds>& ids, const int64_t* times) {
+  parts_.release();
+  parts_.assign(ids, samples_.grain_ends);
+  samples_.times = times;
+  each_range(parts_, [&](size_t t, size_t r) {
+    Uniques& range = parts_[t].ranges[r];
+    parts_[t].distinct.find(range);
+    samples_.observe(parts_[t], range);
+    range.slots.assign(range.ids.size(), 0);  // the owner knows which have none
+  });
+  for (Part& part : parts_) part.num_unique = part.distinct.number(part.ranges);
+  const Locked locked(parts_);
+  parts_.keep();
+}
+
+std::vector<std::vector<int64_t>> Question::ask(const Owners& owners, int num_owners) {
   std::vector<std::vector<int64_t>> counts(static_cast<size_t>(num_owners), std::vector<int64_t>(parts_.size()));
-  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {
-    Part& part = parts_[static_cast<size_t>(t)];
-    const auto& owner_of = owners[static_cast<size_t>(t)];
+  orders_.assign(parts_.size(), {});
+  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int i) {
+    const auto t = static_cast<size_t>(i);
+    const Part& part = parts_[t];
+    Order& order = orders_[t];
     std::array<size_t, kPartitions> ids_of{}, next{};
     for (const Uniques& range : part.ranges)
       for (const uint64_t hash : range.hashes) ids_of[static_cast<size_t>(partition_of(hash))]++;
     size_t first = 0;
-    part.asked_ends.clear();
     for (size_t owner = 0; owner < static_cast<size_t>(num_owners); owner++) {
       const size_t begin = first;
       for (size_t p = 0; p < kPartitions; p++)
-        if (owner_of[p] == owner) next[p] = first, first += ids_of[p];
-      counts[owner][static_cast<size_t>(t)] = static_cast<int64_t>(first - begin);
-      part.asked_ends.push_back(first);
+        if (owners[t][p] == owner) next[p] = first, first += ids_of[p];
+      counts[owner][t] = static_cast<int64_t>(first - begin);
+      order.ends.push_back(first);
     }
-    part.asked.resize(static_cast<size_t>(part.num_unique));
+    order.ids.resize(static_cast<size_t>(part.num_unique));
     for (const Uniques& range : part.ranges)
       for (size_t u = 0; u < range.ids.size(); u++)
-        part.asked[next[static_cast<size_t>(partition_of(range.hashes[u]))]++] = range.base + static_cast<uint32_t>(u);
+        order.ids[next[static_cast<size_t>(partition_of(range.hashes[u]))]++] = range.base + static_cast<uint32_t>(u);
   });
   return counts;
 }
 
-int64_t Step::num_words(const std::vector<int64_t>& counts, bool timed) const noexcept {
+int64_t Question::num_words(const std::vector<int64_t>& counts, bool timed) const noexcept {
   int64_t words = 0;
-  for (size_t t = 0; t < parts_.size(); t++) words += Places(*parts_[t].table, counts[t], timed, marked_).end;
+  for (size_t t = 0; t < parts_.size(); t++) words += Places(*parts_[t].table, counts[t], timed, samples_.marked).end;
   return words;
 }
 
 // Calls visit(table, first, last) for each owner and table: the ids of the table that the owner is asked for lie at the
-// places from `first` up to `last` of Part::asked.
+// places from `first` up to `last` of its order.
 template <class F>
-void Step::each_asked(F&& visit) const {
-  for (size_t owner = 0; owner < parts_[0].asked_ends.size(); owner++)
-    for (size_t t = 0; t < parts_.size(); t++)
-      visit(t, owner ? parts_[t].asked_ends[owner - 1] : 0, parts_[t].asked_ends[owner]);
+void Question::each_asked(F&& visit) const {
+  for (size_t owner = 0; owner < orders_[0].ends.size(); owner++)
+    for (size_t t = 0; t < parts_.size(); t++) visit(t, owner ? orders_[t].ends[owner - 1] : 0, orders_[t].ends[owner]);
 }
 
-void Step::write_asked(int64_t* words) const {
+void Question::write_asked(int64_t* words) const {
   each_asked([&](size_t t, size_t first, size_t last) {
     const Part& part = parts_[t];
-    const Places places(*part.table, static_cast<int64_t>(last - first), timed_, marked_);
+    const Places places(*part.table, static_cast<int64_t>(last - first), samples_.times != nullptr, samples_.marked);
     int64_t* times = words + places.times;
     double* scores = reinterpret_cast<double*>(words + places.scores);
     uint32_t* counts = reinterpret_cast<uint32_t*>(words + places.counts);
     if (places.end > places.counts) words[places.end - 1] = 0;  // the last word may be half used
     for (size_t i = first; i < last; i++) {
+      const uint32_t number = orders_[t].ids[i];
       size_t r = part.ranges.size() - 1;
-      while (part.ranges[r].base > part.asked[i]) r--;
+      while (part.ranges[r].base > number) r--;
       const Uniques& range = part.ranges[r];
-      const size_t u = part.asked[i] - range.base;
+      const size_t u = number - range.base;
       words[i - first] = range.ids[u];
       if (!range.times.empty()) times[i - first] = range.times[u];
       if (!range.scores.empty()) scores[i - first] = range.scores[u];
@@ -103,38 +109,23 @@ void Step::write_asked(int64_t* words) const {
   });
 }
 
-void Step::take_rows(const float* rows) {
+void Question::take_rows(const float* rows) {
   for (Part& part : parts_) part.received.resize(static_cast<size_t>(part.num_unique));
   each_asked([&](size_t t, size_t first, size_t last) {
-    Part& part = parts_[t];
-    for (size_t i = first; i < last; i++, rows += part.table->config().dim) part.received[part.asked[i]] = rows;
+    const int dim = parts_[t].table->config().dim;
+    for (size_t i = first; i < last; i++, rows += dim) parts_[t].received[orders_[t].ids[i]] = rows;
   });
 }
 
-std::vector<std::unique_ptr<Step>> Step::split(const std::vector<size_t>& num_tables) {
-  std::vector<std::unique_ptr<Step>> steps;
-  size_t table = 0, feature = 0;
-  for (const size_t count : num_tables) {
-    auto step = std::make_unique<Step>(std::vector<std::shared_ptr<Table>>{}, std::vector<Feature>{});
-    const size_t first_table = table, first_feature = feature;
-    table += count;
-    for (; feature < features_.size() && static_cast<size_t>(features_[feature].table) < table; feature++)
-      step->features_.push_back({features_[feature].table - static_cast<int>(first_table), features_[feature].pooling});
-    for (size_t t = first_table; t < table; t++) {
-      step->parts_.push_back(std::move(parts_[t]));
-      for (int& f : step->parts_.back().features) f -= static_cast<int>(first_feature);
-    }
-    step->retained_ = retained_;
-    step->num_grains_ = num_grains_;
-    steps.push_back(std::move(step));
-  }
-  retained_ = false;
-  parts_.clear();
-  return steps;
+std::vector<std::unique_ptr<Step>> Question::divide() {
+  std::vector<std::unique_ptr<Step>> grains;
+  for (Parts& parts : hotbed::divide(parts_, samples_.grain_ends.size(), &members_))
+    grains.push_back(std::make_unique<Step>(std::move(parts)));
+  return grains;
 }
 
-void Step::write_sums(const std::vector<GrainSums>& grains, float* out) const {
-  check_grains(grains);
+void Question::write_sums(const std::vector<GrainSums>& grains, float* out) const {
+  const GrainJoin join(views(members_), grains, 0.0f);
   std::vector<std::vector<float*>> to(parts_.size());  // where the sums for each owner begin
   each_asked([&](size_t t, size_t first, size_t last) {
     to[t].push_back(out);
@@ -142,117 +133,152 @@ void Step::write_sums(const std::vector<GrainSums>& grains, float* out) const {
   });
   ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int i) {
     const auto t = static_cast<size_t>(i);
-    const Part& part = parts_[t];
-    const size_t dim = static_cast<size_t>(part.table->config().dim);
-    Column<float> sums(static_cast<size_t>(part.num_unique) * dim);
-    for (const Uniques& range : part.ranges)
-      join_range(t, range, grains.data(), 0, grains.size(), sums.data() + range.base * dim);
+    const size_t dim = static_cast<size_t>(parts_[t].table->config().dim);
+    Column<float> sums(static_cast<size_t>(parts_[t].num_unique) * dim);
+    for (const Uniques& range : parts_[t].ranges) join.join(parts_, t, range, sums.data());
     size_t n = 0;
     for (size_t owner = 0; owner < to[t].size(); owner++)
-      for (float* at = to[t][owner]; n < part.asked_ends[owner]; n++, at += dim)
-        std::copy_n(sums.data() + part.asked[n] * dim, dim, at);
+      for (float* at = to[t][owner]; n < orders_[t].ends[owner]; n++, at += dim)
+        std::copy_n(sums.data() + orders_[t].ids[n] * dim, dim, at);
   });
 }
 
-void Step::write_rows(const std::vector<std::vector<float*>>& out) {
-  Locked locked(*this);
-  pooled_ = true;
-  std::vector<Part*> parts;
-  for (Part& part : parts_) {
-    update_plan(part);
-    parts.push_back(&part);
-  }
-  read_parts(parts, locked, [&](const Part& part) {
-    const size_t dim = static_cast<size_t>(part.table->config().dim);
-    for (size_t g = 0; g < num_grains_; g++) {
-      float* to = out[g][static_cast<size_t>(&part - parts_.data())];
-      for (const uint32_t u : members_of(part, g)) std::copy_n(part.rows[u], dim, to), to += dim;
-    }
-  });
-}
+// The owner.
 
-void Step::plan_asked(const std::vector<Asked>& grains, bool timed) {
-  if (!std::has_single_bit(grains.size()))
-    throw std::invalid_argument("step: the number of grains must be a power of two, got " +
-                                std::to_string(grains.size()) + ". Give such a number.");
-  num_grains_ = grains.size();
-  timed_ = timed;
+// As far as the table wants it.
+struct Answer::Seen {
+  const int64_t* times = nullptr;
+  const double* scores = nullptr;
+  const uint32_t* counts = nullptr;
+};
+
+// Returns what the askers saw, [table][grain].
+std::vector<std::vector<Answer::Seen>> Answer::assign(const std::vector<Asked>& grains, bool timed) {
+  check_grains(grains.size());
+  parts_.release();
   std::vector<const int64_t*> words;
-  for (const Asked& asked : grains) words.push_back(asked.words);
   std::vector<int> lists;
-  for (size_t g = 0; g < grains.size(); g++) lists.push_back(static_cast<int>(g));
+  for (const Asked& asked : grains) {
+    lists.push_back(static_cast<int>(words.size()));
+    words.push_back(asked.words);
+  }
+  std::vector<std::vector<Seen>> seen(parts_.size());
   for (size_t t = 0; t < parts_.size(); t++) {
     Part& part = parts_[t];
     std::vector<FeatureIds> ids;
-    part.seen.clear();
     for (size_t g = 0; g < grains.size(); g++) {
       const int64_t n = grains[g].counts[t];
       const Places places(*part.table, n, timed, marked_);
       ids.push_back({words[g], n, nullptr, nullptr, n});
-      part.seen.push_back({words[g] + places.times, reinterpret_cast<const double*>(words[g] + places.scores),
-                           reinterpret_cast<const uint32_t*>(words[g] + places.counts)});
+      seen[t].push_back({words[g] + places.times, reinterpret_cast<const double*>(words[g] + places.scores),
+                         reinterpret_cast<const uint32_t*>(words[g] + places.counts)});
       words[g] += places.end;
     }
     part.distinct.assign(ids, lists);
     cut(part.ranges, part.distinct.num_positions());
   }
+  return seen;
 }
 
-void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training, const std::vector<uint64_t>& num_rows,
-                     bool logs) {
-  release();
-  plan_asked(grains, timed);
-  Rooms rooms(*this);
-  if (training) rooms.make_for_ids();
-  const Locked locked(*this);
-  num_rows_ = num_rows;
-  map_planned(nullptr, training, logs);
-  for (Part& part : parts_) part.seen.clear();
-}
-
-std::vector<uint64_t> Step::count_rows(const std::vector<Asked>& grains, bool timed) {
-  const Locked locked(*this);
-  release();
-  plan_asked(grains, timed);
-  std::vector<uint64_t> num_rows(parts_.size(), 0);
-  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {
-    Part& part = parts_[static_cast<size_t>(t)];
-    if (!part.table->capped() || !part.table->observes()) return;
-    for (Uniques& range : part.ranges) {
-      find_distinct(part, range, nullptr);
-      part.table->resolve(range, false);
-      part.table->count_rows(range);
-      num_rows[static_cast<size_t>(t)] += range.num_rows;
-    }
-  });
-  for (Part& part : parts_) part.seen.clear();
-  return num_rows;
-}
-
-// As `observe`, of ids that their askers made distinct and observed.
-void Step::observe_asked(const Part& part, Uniques& range) const {
+// As Samples::observe, of ids that their askers made distinct and observed.
+void Answer::observe(const Part& part, const std::vector<Seen>& seen, bool timed, Uniques& range) const {
   const Table& table = *part.table;
   const size_t num_ids = range.ids.size();
-  const bool timed = timed_ && table.wants_times(), once = table.config().admission.once_a_batch;
+  const bool times = timed && table.wants_times(), once = table.config().admission.once_a_batch;
   range.counts.assign(table.wants_counts(marked_) ? num_ids : 0, 0);
-  range.times.assign(timed ? num_ids : 0, INT64_MIN);
-  range.scores.assign(table.wants_scores() ? num_ids * num_grains_ : 0, -INFINITY);
-  if (!table.wants_counts(marked_) && !timed && !table.wants_scores()) return;
-  for (size_t g = 0; g < num_grains_; g++) {
+  range.times.assign(times ? num_ids : 0, INT64_MIN);
+  range.scores.assign(table.wants_scores() ? num_ids * seen.size() : 0, -INFINITY);
+  if (!table.wants_counts(marked_) && !times && !table.wants_scores()) return;
+  for (size_t g = 0; g < seen.size(); g++) {
     const FeatureIds& ids = part.distinct.feature(g);
     const uint32_t* inverse = part.distinct.inverse(g);
     for (int64_t i = 0; i < ids.num_values; i++) {
       if (!range.covers_all() && !range.covers(hash_id(ids.values[i]))) continue;
       const uint32_t u = inverse[i];
       if (!range.counts.empty()) {
-        const uint32_t more = part.seen[g].counts[i];
+        const uint32_t more = seen[g].counts[i];
         range.counts[u] = once ? std::max(range.counts[u], std::min(more, 1u)) : range.counts[u] + more;
       }
-      if (timed) range.times[u] = std::max(range.times[u], part.seen[g].times[i]);
-      if (!range.scores.empty()) range.scores[g * num_ids + u] = part.seen[g].scores[i];
+      if (times) range.times[u] = std::max(range.times[u], seen[g].times[i]);
+      if (!range.scores.empty()) range.scores[g * num_ids + u] = seen[g].scores[i];
     }
   }
-  add_scores(range);
+  add_scores(range, seen.size());
+}
+
+std::vector<uint64_t> Answer::count_rows(const std::vector<Asked>& grains, bool timed) {
+  const Locked locked(parts_);
+  const std::vector<std::vector<Seen>> seen = assign(grains, timed);
+  std::vector<uint64_t> num_rows(parts_.size(), 0);
+  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int i) {
+    const auto t = static_cast<size_t>(i);
+    Part& part = parts_[t];
+    if (!part.table->capped() || !part.table->observes()) return;
+    for (Uniques& range : part.ranges) {
+      part.distinct.find(range);
+      observe(part, seen[t], timed, range);
+      part.table->resolve(range, false);
+      part.table->count_rows(range);
+      num_rows[t] += range.num_rows;
+    }
+  });
+  return num_rows;
+}
+
+void Answer::map(const std::vector<Asked>& grains, bool timed, bool training, const std::vector<uint64_t>& num_rows,
+                 bool logs) {
+  const std::vector<std::vector<Seen>> seen = assign(grains, timed);
+  const auto observe_asked = [&](const Part& part, Uniques& range) {
+    observe(part, seen[static_cast<size_t>(&part - &parts_[0])], timed, range);
+  };
+  const Rooms rooms(parts_, training);
+  const Locked locked(parts_);
+  parts_.map({training, logs, observe_asked, num_rows}, [](Part&) {});
+  parts_.keep();
+}
+
+void Answer::write_rows(const std::vector<std::vector<float*>>& out) {
+  Locked locked(parts_);
+  parts_.looked_up();
+  std::vector<Part*> parts;
+  for (Part& part : parts_) {
+    parts_.update(part);
+    parts.push_back(&part);
+  }
+  const Members asked = members();
+  Parts::read(parts, locked, [&](const Part& part) {
+    const auto t = static_cast<size_t>(&part - &parts_[0]);
+    const size_t dim = static_cast<size_t>(part.table->config().dim);
+    for (size_t g = 0; g < asked[t].size(); g++) {
+      float* to = out[g][t];
+      for (const uint32_t u : asked[t][g]) std::copy_n(part.rows[u], dim, to), to += dim;
+    }
+  });
+}
+
+std::vector<std::unique_ptr<Answer>> Answer::split(const std::vector<size_t>& num_tables) {
+  std::vector<std::unique_ptr<Answer>> answers;
+  for (Parts& parts : parts_.split(num_tables)) answers.push_back(std::make_unique<Answer>(std::move(parts)));
+  return answers;
+}
+
+// The ids that a grain asks for are distinct: each position is one.
+Members Answer::members() const {
+  Members all;
+  for (const Part& part : parts_) {
+    std::vector<std::span<const uint32_t>>& of_table = all.emplace_back();
+    for (size_t g = 0; g < part.distinct.num_features(); g++)
+      of_table.emplace_back(part.distinct.inverse(g), static_cast<size_t>(part.distinct.feature(g).num_values));
+  }
+  return all;
+}
+
+bool Answer::join(const std::vector<GrainSums>& grains, const std::vector<float*>& out) const {
+  return GrainJoin(members(), grains, kNoSum).join_all(parts_, out);
+}
+
+std::unique_ptr<Step> Answer::summed(const std::vector<float*>& sums) {
+  return std::make_unique<Step>(hotbed::summed(parts_, sums));
 }
 
 }  // namespace hotbed

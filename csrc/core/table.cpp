@@ -161,7 +161,6 @@ void Table::admit(Uniques& uniques) {
         changing(uniques.slots[u]);
         touch(uniques.slots[u], uniques, u, layout().has_count ? uniques.counts[u] * coefficient : 0);
       }
-  uniques.num_refused = 0;
   if (!learns()) uniques.missing.clear();
   if (admits_all()) return;
   size_t kept = 0;
@@ -184,16 +183,16 @@ void Table::admit(Uniques& uniques) {
       if (!uniques.times.empty()) uniques.times[u] = before.seen;  // the newest sighting, also if it was refused
       uniques.missing[kept++] = u;
     } else {
-      partition.refused++, uniques.num_refused++;
+      partition.refused++;
     }
   }
   uniques.missing.resize(kept);
 }
 
-void Table::reserve(Uniques* const* uniques, int n) {
+void Table::reserve(const std::vector<Uniques>& ranges) {
   std::array<uint32_t, kPartitions> needed{};
-  for (int i = 0; i < n; i++)
-    for (const uint32_t u : uniques[i]->missing) needed[static_cast<size_t>(partition_of(uniques[i]->hashes[u]))]++;
+  for (const Uniques& range : ranges)
+    for (const uint32_t u : range.missing) needed[static_cast<size_t>(partition_of(range.hashes[u]))]++;
   for (int p = 0; p < kPartitions; p++) {
     std::vector<uint32_t>& free = partitions_[p].free;
     while (free.size() < needed[static_cast<size_t>(p)]) {

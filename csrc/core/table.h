@@ -123,10 +123,10 @@ class Table {
   // Waits for the rows that Frames::bring reads; throws RecordLost.
   void arrive(const Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);
   void begin_batch();
-  void end_expired(Uniques& uniques);            // rows that had expired, and counts of ids that are missing
-  void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
-  void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
-  void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
+  void end_expired(Uniques& uniques);  // rows that had expired, and counts of ids that are missing
+  void admit(Uniques& uniques);        // touches what was found; keeps in `missing` only what gets a row now
+  void reserve(const std::vector<Uniques>& ranges);  // fresh rows for all ranges, in partition order
+  void insert(Uniques& uniques);                     // a full partition gives up rows that the batch does not use
   // Finds the frames of the slots, of new rows, too, and replays the steps that rows there missed. Without `room`
   // no rows are new; without `plan` the frames are not used later.
   void place(Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);

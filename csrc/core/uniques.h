@@ -25,10 +25,9 @@ struct Uniques : UniqueIds {
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
   std::vector<std::pair<int64_t, uint32_t>> expired;  // of those missing: ids and the slots that they have still
-  uint64_t num_refused = 0;
-  uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
-  uint64_t num_new = 0;         // those of them that will enter; likewise
-  std::unique_ptr<MapLog> log;  // where the map may be taken back
+  uint64_t num_rows = 0;                              // rows that the batch uses; filled by Table::count_rows
+  uint64_t num_new = 0;                               // those of them that will enter; likewise
+  std::unique_ptr<MapLog> log;                        // where the map may be taken back
 
   // Whether policies count the id now; false where all samples with it were counted before.
   bool is_counted(size_t u) const noexcept {

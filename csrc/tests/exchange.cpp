@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of several owners: askers and owners together have the bits of one process.
+#include "core/exchange.h"
+
 #include <doctest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "core/hash_bytes.h"
-#include "core/step.h"
 #include "draw.h"
 
 using namespace hotbed;
@@ -82,12 +83,13 @@ void learn_alone(const std::vector<std::shared_ptr<Table>>& tables, const Batch&
 void learn_together(const std::vector<std::shared_ptr<Table>>& tables, const Batch& batch, std::vector<float>& out) {
   Owners owners(1);
   for (size_t p = 0; p < kPartitions; p++) owners[0][p] = (p + 77) % kPartitions < 128 ? 0 : 1;
-  std::vector<std::unique_ptr<Step>> fronts, owned;
+  std::vector<std::unique_ptr<Question>> fronts;
+  std::vector<std::unique_ptr<Answer>> owned;
   std::vector<std::vector<std::vector<int64_t>>> counts;
   std::vector<std::vector<int64_t>> words(2);
   for (size_t r = 0; r < 2; r++) {
     const int64_t begin = static_cast<int64_t>(r) * kSamples / 2;
-    fronts.push_back(std::make_unique<Step>(std::vector{tables[r]}, kFeatures, std::vector<int64_t>{kSamples / 2}));
+    fronts.push_back(std::make_unique<Question>(std::vector{tables[r]}, kFeatures, std::vector<int64_t>{kSamples / 2}));
     fronts[r]->find(batch.samples(begin, begin + kSamples / 2), batch.times.data() + begin);
     counts.push_back(fronts[r]->ask(owners, 2));
     words[r].resize(
@@ -97,7 +99,7 @@ void learn_together(const std::vector<std::shared_ptr<Table>>& tables, const Bat
   std::vector<std::vector<Asked>> asked;
   std::vector<uint64_t> num_rows(1, 0);
   for (size_t o = 0; o < 2; o++) {
-    owned.push_back(std::make_unique<Step>(std::vector{tables[o]}, std::vector<Feature>{{0, Pooling::kNone}}));
+    owned.push_back(std::make_unique<Answer>(std::vector{tables[o]}));
     asked.emplace_back();
     for (size_t r = 0; r < 2; r++)
       asked[o].push_back({counts[r][o], words[r].data() + (o ? fronts[r]->num_words(counts[r][0], true) : 0)});
@@ -106,7 +108,7 @@ void learn_together(const std::vector<std::shared_ptr<Table>>& tables, const Bat
   std::vector<std::vector<float>> rows(2), sent(2);
   for (size_t r = 0; r < 2; r++) rows[r].resize(static_cast<size_t>(fronts[r]->num_unique(0)) * kDim);
   for (size_t o = 0; o < 2; o++) {
-    owned[o]->map_asked(asked[o], true, true, num_rows);
+    owned[o]->map(asked[o], true, true, num_rows);
     std::vector<std::vector<float*>> out_of;
     for (size_t r = 0; r < 2; r++) out_of.push_back({rows[r].data() + (o ? counts[r][0][0] * kDim : 0)});
     owned[o]->write_rows(out_of);

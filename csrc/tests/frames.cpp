@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/step.h"
+#include "core/exchange.h"
 #include "draw.h"
 #include "faulty_file.h"
 
@@ -136,8 +136,7 @@ struct Drive {
     mapped.map({{ids.data(), kSamples, nullptr, nullptr, kSamples}}, times.data(), true);
     std::vector<int64_t> slots(kSamples);
     mapped.position_slots(0, slots.data());
-    Step step({table}, {{0, Pooling::kNone}});
-    step.adopt_slots(slots.data(), kSamples);
+    Step step = Step::of_slots(table, slots.data(), kSamples);
     std::vector<float> grads(kSamples * kDim, 0.25f), sums(static_cast<size_t>(step.num_unique(0)) * kDim);
     REQUIRE(step.sum_gradients({{grads.data(), kDim}}, {sums.data()}));
     step.apply({sums.data()}, {0.1});
@@ -151,8 +150,7 @@ struct Drive {
   void fetch() {
     std::vector<int64_t> some(kSamples);
     for (int64_t& id : some) id = static_cast<int64_t>(draw_ahead.below(1500));
-    Step step({table}, {{0, Pooling::kSum}});
-    step.fetch({{some.data(), kSamples, nullptr, nullptr, kSamples}});
+    read_ahead({table}, {{0, Pooling::kSum}}, {{some.data(), kSamples, nullptr, nullptr, kSamples}});
   }
 
   void evaluate(int64_t now) {
@@ -288,9 +286,9 @@ struct Groups {
       step.sum_gradients({{grads.data(), kWide}}, {sums.data()});
       if (sums != grads) return NAN;
     } else if (way == 2) {
-      Step step({table}, {{0, Pooling::kNone}});
-      step.map_asked({{{kGroup}, ids.data()}}, false, false);
-      step.write_rows({{rows.data()}});
+      Answer answer({table});
+      answer.map({{{kGroup}, ids.data()}}, false, false);
+      answer.write_rows({{rows.data()}});
     } else {
       table->mutex().lock_last();
       ColdRows cold = table->read_slots(slots.data() + group * kGroup, kGroup, rows.data());

@@ -145,9 +145,8 @@ TEST_CASE("a batch that meets a broken read changes nothing, and training goes o
         both.store().drain();
         both.break_reads(draw.next());
         if (draw.below(2)) {  // what is read ahead tells nobody
-          Step ahead({both.on_disk}, {{0, Pooling::kNone}});
           Batch some(ids);
-          ahead.fetch({some.feature()});
+          read_ahead({both.on_disk}, {{0, Pooling::kNone}}, {some.feature()});
         }
         if (draw.below(3) == 0) both.disk->heal();
         Batch expected(ids), got(ids);
@@ -325,9 +324,8 @@ TEST_CASE("a snapshot is read while rows learn on another thread") {
   });
   for (int i = 0; i < 60; i++) {
     const auto ids = draw_ids(draw, 150, 4000);
-    Step ahead({both.on_disk}, {{0, Pooling::kNone}});
     Batch some(ids);
-    ahead.fetch({some.feature()});
+    read_ahead({both.on_disk}, {{0, Pooling::kNone}}, {some.feature()});
     Batch(ids).train(both.on_disk);
   }
   reader.join();
@@ -485,8 +483,7 @@ struct Plans {
         case 10: {
           const auto ids = draw_ids(draw, 100, 1500);
           Batch some(ids, 3);
-          Step ahead({both.on_disk}, {{0, Pooling::kSum}});
-          ahead.fetch({some.feature()});
+          read_ahead({both.on_disk}, {{0, Pooling::kSum}}, {some.feature()});
           break;
         }
         case 11: {
@@ -535,8 +532,7 @@ TEST_CASE("batches of many ranges in few frames, read ahead by another thread, h
     Batch expected(ids, 8), got(ids, 8);
     std::thread ahead([&] {
       Batch some(next, 8);
-      Step step({both.on_disk}, {{0, Pooling::kNone}});
-      step.fetch({some.feature()});
+      read_ahead({both.on_disk}, {{0, Pooling::kNone}}, {some.feature()});
     });
     got.train(both.on_disk);
     expected.train(both.in_ram);
@@ -599,8 +595,7 @@ TEST_CASE("a batch does not wait for rows that are read ahead for others") {
   Batch later = some_from(0), now = some_from(1300), read = some_from(2600);
   Batch expected(now.ids), right(read.ids);
   both.disk->hold_next_read();
-  Step ahead({both.on_disk}, {{0, Pooling::kNone}});
-  ahead.fetch({later.feature()});
+  read_ahead({both.on_disk}, {{0, Pooling::kNone}}, {later.feature()});
   both.disk->wait_for_held_read();
   now.train(both.on_disk), expected.train(both.in_ram);
   Step of_ram({both.in_ram}, {{0, Pooling::kNone}}), of_disk({both.on_disk}, {{0, Pooling::kNone}});

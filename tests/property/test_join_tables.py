@@ -19,7 +19,7 @@ import torch
 from forked import ranks_of
 
 import hotbed as hb
-from hotbed.embedding.table import Step
+from hotbed.embedding.table import Answer, Question, Step
 from hotbed.testing import FakeStream
 
 HALF_LIFE = 40.0
@@ -202,7 +202,7 @@ def test_an_owner_counts_what_two_processes_count(policies: dict[str, Any]) -> N
         step.map([(ids.ctypes.data, 32, 0, 0, 32)], times.ctypes.data, training=True)
         asked, words = [], []
         for first in (0, 16):
-            front = Step([owner.native], [(0, "none")], [16])
+            front = Question([owner.native], [(0, "none")], [16])
             front.mark(counted[first:].ctypes.data)
             addresses = (ids[first:].ctypes.data, 16, 0, 0, 16)
             front.find([addresses], times[first:].ctypes.data)
@@ -210,9 +210,9 @@ def test_an_owner_counts_what_two_processes_count(policies: dict[str, Any]) -> N
             words.append(np.zeros(front.num_words(counts, timed=True), np.int64))
             front.write_asked(words[-1].ctypes.data)
             asked.append((counts, words[-1].ctypes.data))
-        mapped = Step([owner.native], [(0, "none")])
-        mapped.mark(0)
-        mapped.map_asked(asked, timed=True, training=True, num_rows=[], logs=False)
+        answer = Answer([owner.native])
+        answer.mark()
+        answer.map(asked, timed=True, training=True, num_rows=[], logs=False)
         assert rows_of(owner) == rows_of(here)
     assert rows_of(owner)
 

@@ -13,9 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed import _core, checks
+from hotbed._core import Answer as Answer
 from hotbed._core import MapQueue as MapQueue
 from hotbed._core import MapTask as MapTask
+from hotbed._core import Question as Question
 from hotbed._core import Step as Step
+from hotbed._core import read_ahead as read_ahead
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
@@ -491,8 +494,7 @@ class Table:
                 f"got {grads.dtype} {list(grads.shape)}. Convert them."
             )
         grads = np.ascontiguousarray(grads)
-        step = _core.Step([self.native], [(0, "none")])
-        step.adopt_slots(slots)
+        step = _core.Step.of_slots(self.native, slots)
         sums = np.empty((step.num_uniques()[0], self.dim), np.float32)
         if not step.sum_gradients([(_address(grads), self.dim)], [_address(sums)]):
             slot = step.find_nonfinite(0, _address(sums))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,12 +32,14 @@ from hotbed.embedding.lookups import (
     joined_sums,
 )
 from hotbed.embedding.policy import Lfu, Lru
-from hotbed.embedding.table import Step, Table
+from hotbed.embedding.table import Answer, Question, Step, Table
 
 from .calls import RankCall
 from .ids import AskedIds, Counts, OwnedIds
 from .placement import Placement
 from .ranks import STEP, Ranks, digest_of_values, name_difference
+
+AnyStep = TypeVar("AnyStep", Step, Answer)
 
 
 class TableExchange:
@@ -64,7 +66,6 @@ class TableExchange:
         self._owners = np.concatenate([placement.owners(table.name) for table in tables])
         self._dims = [table.dim for table in tables]
         self._has_cap = any(map(_has_cap, tables))
-        self._owner_columns = [(number, "none") for number in range(len(tables))]
 
     def ask(
         self,
@@ -99,22 +100,22 @@ class TableExchange:
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
         timed = times is not None
         asked = self._exchange_counts(counts, values)
-        step = Step([table.native for table in self._layout.tables], self._owner_columns)
+        answer = Answer([table.native for table in self._layout.tables])
         if counted is not None:
-            step.mark(0)
-        sizes = [step.num_words(block, timed) for blocks in asked for block in blocks]
+            answer.mark()
+        sizes = [fronts[0].num_words(block, timed) for blocks in asked for block in blocks]
         every_size = iter(sizes)
         from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
         received = self._ranks.exchange(_words(fronts, counts, timed), from_rank)
         grains = self._grains(asked, sizes, received)
         num_rows: list[int] = []
         if training and self._has_cap:
-            of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
+            of_rank = torch.tensor(answer.count_rows(grains, timed=timed), dtype=torch.int64)
             num_rows = self._ranks.gather(of_rank).sum(0).tolist()
         with self._layout.mapping(times, training=training) as undo:
-            step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
+            answer.map(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
         asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
-        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
+        return AskedIds(answer, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
 
     def _grains(
         self, asked: Sequence[Sequence[list[int]]], sizes: Sequence[int], received: Tensor
@@ -195,39 +196,40 @@ class TableExchange:
             received: what `sums_to_owners` of each rank sent.
         """
         leaves = self._leaves(ids, [of_rank.data_ptr() for of_rank in received])
-        steps = self._split(ids.step)
         owned = []
-        for tables, layout, step in self._each_module(steps):
+        for tables, layout, answer in self._each_module(self._split(ids.answer)):
             of_module: list[GrainSums] = []
             for counts, addresses in leaves:
                 of_module.append((counts[tables], [*addresses[tables]]))
-            sums = joined_sums(layout, LocalIds(layout.tables, step), of_module)
+            sums = joined_sums(layout, answer, of_module)
             assert isinstance(sums.mapped, LocalIds), "the ids of a step are"
             mapped = OwnedIds(layout.tables, sums.mapped.step, ranks=self._ranks)
             owned.append(replace(sums, mapped=mapped))
         return owned
 
-    def _front(self, inputs: Sequence[Ids], times: Any, counted: Any, ends: Sequence[int]) -> Step:
+    def _front(
+        self, inputs: Sequence[Ids], times: Any, counted: Any, ends: Sequence[int]
+    ) -> Question:
         """Return the distinct ids of the samples between the first and the last of these ends."""
         first = ends[0]
         last = ends[-1]
         layout = self._layout
         host = HostIds(layout.features, [ids[first:last] for ids in inputs])
         natives = [table.native for table in layout.tables]
-        step = Step(natives, layout.columns, [end - first for end in ends[1:]])
+        front = Question(natives, layout.columns, [end - first for end in ends[1:]])
         address = 0
         if times is not None:
             moments = np.ascontiguousarray(times[first:last])
             address = moments.ctypes.data
         if counted is not None:
             marks = np.ascontiguousarray(counted[first:last], np.bool_)
-            step.mark(marks.ctypes.data)
+            front.mark(marks.ctypes.data)
         try:
-            step.find(host.addresses, address)
+            front.find(host.addresses, address)
         except ValueError:
             host.check_offsets(layout.features)
             raise
-        return step
+        return front
 
     def _exchange_counts(self, counts: Counts, values: Mapping[str, Any]) -> Counts:
         """Tell each rank how much is asked of it; return how much each rank asks of this one.
@@ -257,7 +259,7 @@ class TableExchange:
         to_rank = self.num_sums(ids)
         sent = torch.empty(sum(to_rank))
         starts = [of_rank.data_ptr() for of_rank in sent.split(to_rank)]
-        ids.step.write_rows([addresses for _, addresses in self._leaves(ids, starts)])
+        ids.answer.write_rows([addresses for _, addresses in self._leaves(ids, starts)])
         of_blocks = [[_floats(self._dims, block) for block in blocks] for blocks in ids.asks]
         received = self._ranks.send(sent, to_rank, [sum(sizes) for sizes in of_blocks])
         pieces = received.split([size for sizes in of_blocks for size in sizes])
@@ -301,8 +303,8 @@ class TableExchange:
         for (first, last), layout, value in zip(pairwise(ends), self._modules, values, strict=True):
             yield slice(first, last), layout, value
 
-    def _split(self, step: Step) -> list[Step]:
-        """Return the parts of a step that belong to each module."""
+    def _split(self, step: AnyStep) -> list[AnyStep]:
+        """Return the parts of a step, or of an answer, that belong to each module."""
         if len(self._modules) == 1:
             return [step]
         return step.split([len(layout.tables) for layout in self._modules])
@@ -313,7 +315,7 @@ class TableExchange:
         return Plan(tuple(inputs), ids)
 
 
-def _words(fronts: Sequence[Step], counts: Counts, timed: bool) -> list[Sequence[Tensor]]:
+def _words(fronts: Sequence[Question], counts: Counts, timed: bool) -> list[Sequence[Tensor]]:
     """Return what each block asks each rank for, [block][rank]: ids and what belongs to them."""
     words: list[Sequence[Tensor]] = []
     for front, of_ranks in zip(fronts, counts, strict=True):

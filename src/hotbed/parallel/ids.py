@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotbed.embedding.lookups import LocalIds, Sums
 from hotbed.embedding.policy import PARTITIONS
-from hotbed.embedding.table import Step
+from hotbed.embedding.table import Answer, Question
 
 from .ranks import Ranks
 
@@ -25,7 +25,7 @@ class AskedIds:
     """The ids of a batch.
 
     Attributes:
-        step: maps all that this rank owns, of those that any rank asks for.
+        answer: maps all that this rank owns, of those that any rank asks for.
         fronts: of each block of this rank, its distinct ids, whose rows are asked for.
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
@@ -33,8 +33,8 @@ class AskedIds:
         undo: undoes what tables have noted of the batch; see `dates.take_times`.
     """
 
-    step: Step
-    fronts: Sequence[Step]
+    answer: Answer
+    fronts: Sequence[Question]
     asks: Counts
     asked: Counts
     rows: list[Tensor] = field(default_factory=list)
@@ -42,7 +42,7 @@ class AskedIds:
 
     def take_back(self) -> None:
         """Make the tables of this rank what they were before, unless the ids were looked up."""
-        if self.step.take_back() and self.undo is not None:
+        if self.answer.take_back() and self.undo is not None:
             self.undo()
 
 

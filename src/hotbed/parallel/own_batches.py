@@ -62,7 +62,7 @@ class TakenIds(LocalIds):
 
     def let_go(self) -> None:
         super().let_go()
-        self.asked.step.let_go()
+        self.asked.answer.let_go()
 
     def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
         places = self.ranks.gather_objects(super().find_nonfinite(sums))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.policy import PARTITIONS
-from hotbed.embedding.table import MapQueue, Step, Table
+from hotbed.embedding.table import Answer, MapQueue, Step, Table, read_ahead
 from hotbed.errors import ConfigError
 
 from .host_ids import HostIds, dense_rows
@@ -79,12 +79,7 @@ class LocalIds:
 
         `grads`: the tensor of each group.
         """
-        return self.step.sum_addresses(
-            [
-                (grad.data_ptr(), group.dim, group.tables)
-                for group, grad in zip(groups, grads, strict=True)
-            ]
-        )
+        return _sum_addresses(self.step, groups, grads)
 
     def let_go(self) -> None:
         self.step.let_go()
@@ -120,9 +115,10 @@ class LocalLookup(Lookup):
         return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task, undo)
 
     def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
-        host, _, step = _begun(layout, inputs, None, training=False)
+        host = HostIds(layout.features, inputs)
+        natives = [table.native for table in layout.tables]
         with _mapping(layout, host, None, training=False):
-            step.fetch(host.addresses)
+            read_ahead(natives, layout.columns, host.addresses)
 
     def divide(
         self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
@@ -203,8 +199,8 @@ class LocalLookup(Lookup):
     ) -> Sums | None:
         if all(part is None for part in parts):
             return None
-        num_tables = len(layout.tables)
-        return joined_sums(layout, _local(mapped), [grain_sums(part, num_tables) for part in parts])
+        grains = [grain_sums(part, len(layout.tables)) for part in parts]
+        return joined_sums(layout, _local(mapped).step, grains)
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if len(parts) > 1 and _share_tables(parts):
@@ -234,14 +230,24 @@ def grain_sums(part: Sums | None, num_tables: int) -> GrainSums:
     return uniques, _local(part.mapped).addresses(part.groups, part.grads)
 
 
-def joined_sums(layout: FeatureLayout, mapped: LocalIds, grains: Sequence[GrainSums]) -> Sums:
-    """Return the sums of the grains of mapped ids, as `Lookup.join_grains`."""
-    uniques = mapped.num_uniques()
+def joined_sums(layout: FeatureLayout, step: Step | Answer, grains: Sequence[GrainSums]) -> Sums:
+    """Return the sums of the grains of a batch, as `Lookup.join_grains`."""
+    uniques = step.num_uniques()
     grads = [group.empty(uniques) for group in layout.groups]
-    addresses = mapped.addresses(layout.groups, grads)
-    finite = mapped.step.join(grains, addresses)
-    ids = LocalIds(mapped.tables, mapped.step.summed(addresses))
+    addresses = _sum_addresses(step, layout.groups, grads)
+    finite = step.join(grains, addresses)
+    ids = LocalIds(layout.tables, step.summed(addresses))
     return Sums(ids, layout.groups, grads, finite)
+
+
+def _sum_addresses(
+    step: Step | Answer, groups: Sequence[Group], grads: Sequence[Tensor]
+) -> list[int | None]:
+    places = [
+        (grad.data_ptr(), group.dim, group.tables)
+        for group, grad in zip(groups, grads, strict=True)
+    ]
+    return step.sum_addresses(places)
 
 
 class _Results:
