@@ -53,6 +53,7 @@ REMOVES = {
     "prepare/run.py:_write": "a folder in the output that is being written",
     "prepare/stages.py:derive": "a folder in the output that is being written",
     "prepare/stages.py:add_negatives": "a folder in the output that is being written",
+    "serving/server/endpoints/relay.py:Relay.connected": "the name of a connection in its own folder",
     "serving/stores/fetched_maps.py:FetchedMaps._remove_others": "files in a temporary folder",
     "serving/stores/fetched_maps.py:_open": "a file in a temporary folder",
     "serving/stores/locking.py:_remove": "its own temporary folder",

@@ -25,8 +25,8 @@ from hotbed.serving.server.access import (
     denied,
     read_roles,
 )
+from hotbed.serving.server.endpoints import relay
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
-from hotbed.serving.server.endpoints.relay import Relay
 
 from .conftest import Running, Workers, make_certificate, paused, wait_for
 
@@ -257,7 +257,8 @@ def test_pages_of_other_sites_and_other_machines_operate_no_server(
         assert open_door.code("RepositoryModelUnload", **metadata) == "PERMISSION_DENIED"
         assert keyed.code("RepositoryModelUnload", "for-operate", **metadata) == "NOT_FOUND"
     assert open_door.code("RepositoryModelUnload") == "NOT_FOUND"
-    monkeypatch.setattr(Relay, "host_of", lambda relay, peer: "10.0.0.1")
+    elsewhere = property(lambda client: "10.0.0.1", lambda client, host: None)
+    monkeypatch.setattr(relay._Outer, "host", elsewhere, raising=False)
     for call in ("RepositoryModelLoad", "RepositoryModelUnload"):
         assert open_door.code(call) == "PERMISSION_DENIED"
         assert keyed.code(call, "for-operate") == "NOT_FOUND"

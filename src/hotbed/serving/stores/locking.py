@@ -36,6 +36,10 @@ class TemporaryFolder:
         return self.path
 
     def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder now."""
         self._finalizer()
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from ssl import SSLContext
 from typing import cast
+
+from hotbed.serving.stores.locking import TemporaryFolder
 
 log = logging.getLogger("hotbed.serving")
 HEAD_BYTES = 64 << 10
@@ -120,11 +119,11 @@ class Relay:
     """
 
     def __init__(self, most_connections: int, closed: Callable[[], None]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hotbed-grpc-"))
-        self.address = f"unix:{self._folder / 'server'}"
+        self._folder = TemporaryFolder("hotbed-grpc-")
+        self.address = f"unix:{self._folder.path / 'server'}"
         self._most_connections = most_connections
         self._closed = closed
-        self._clients: dict[str, _Client] = {}  # by what gRPC takes for their address
+        self._clients: dict[str, _Outer] = {}  # by what gRPC takes for their address
         self._number = 0
         self._logged = set[str]()
         self._server: asyncio.Server | None = None
@@ -135,11 +134,11 @@ class Relay:
         """Take the connections that arrive at a socket."""
         loop = asyncio.get_running_loop()
         if tls is None:
-            self._server = await loop.create_server(lambda: _Client(self), sock=listener)
+            self._server = await loop.create_server(lambda: _Outer(self), sock=listener)
             return
         tls.set_alpn_protocols(["h2"])
         self._server = await loop.create_server(
-            lambda: _Client(self),
+            lambda: _Outer(self),
             sock=listener,
             ssl=tls,
             ssl_handshake_timeout=handshake_seconds,
@@ -155,7 +154,7 @@ class Relay:
         """Close what is left, once the gRPC server has stopped."""
         for client in list(self._clients.values()):
             client.transport.abort()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def host_of(self, peer: str) -> str:
         """Return the address of the client that gRPC takes for `peer`."""
@@ -163,17 +162,17 @@ class Relay:
 
     # Connections call these.
 
-    def connected(self, client: _Client) -> tuple[str, socket.socket] | None:
+    def connected(self, client: _Outer) -> tuple[str, socket.socket] | None:
         """Return a name for a client and a connection to the gRPC server; None if it is full."""
         if len(self._clients) >= self._most_connections:
             return None
         self._number += 1
-        path = self._folder / str(self._number)
+        path = self._folder.path / str(self._number)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.setblocking(False)
             connection.bind(str(path))
-            connection.connect(str(self._folder / "server"))
+            connection.connect(str(self._folder.path / "server"))
         except OSError:  # no more files, or it stops
             connection.close()
             return None
@@ -202,7 +201,7 @@ class Relay:
         )
 
 
-class _End(asyncio.Protocol):
+class _Side(asyncio.Protocol):
     """One of the two connections that are relayed to each other."""
 
     transport: asyncio.Transport
@@ -225,7 +224,7 @@ class _End(asyncio.Protocol):
             self.other = None
 
 
-class _Client(_End):
+class _Outer(_Side):
     """The connection of a client; `host` is its address."""
 
     def __init__(self, relay: Relay) -> None:
@@ -283,7 +282,7 @@ class _Client(_End):
         self._relay.disconnected(self._name)
 
 
-class _Inner(_End):
+class _Inner(_Side):
     """The connection to the gRPC server for a client."""
 
     def __init__(self, client: asyncio.Transport, check: FrameCheck) -> None:
