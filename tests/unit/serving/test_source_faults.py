@@ -208,6 +208,10 @@ def test_running_server_keeps_its_version_with_a_reason(
     assert_served(models, source, 1)
     source.mend()
     if is_followed:
+        wait_for(
+            lambda: models.index()[0]["version"] == str(source.published.versions[source.number]),
+            "the version is served",
+        )
         wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
         assert_served(models, source, source.number)
 
@@ -299,7 +303,7 @@ def test_read_that_hangs_is_reported_and_served_once_it_ends(
     """Also where the mount that hung is replaced, which ends the read by an error."""
     monkeypatch.setattr(following, "_HANG_SECONDS", 0.2)
     server = HangingServer(tmp_path / "rows")
-    models = Models(server, load_seconds=0.2)
+    models = Models(server, load_seconds=1.0)
     models.add("m", source.path, is_followed=True)
     follow(models, source)
     wait_for(lambda: models.named("m").swaps == 1, "the follower is there")
@@ -352,7 +356,7 @@ def test_read_that_hangs_holds_up_no_other_model(
     other = Source(published, tmp_path / "n")
     server = HangingServer(tmp_path / "rows")
     server.goes_on.clear()
-    models = Models(server, load_seconds=0.2)
+    models = Models(server, load_seconds=2.0)
     models.add("m", source.path, is_followed=True)  # without kept rows
     models.add("n", other.path, is_followed=True)
     assert [entry["state"] for entry in models.index()] == ["UNAVAILABLE", "READY"]
