@@ -268,7 +268,7 @@ def _tensor(name: str, values: Any) -> _Tensor:
         parameters["arrow_type"] = str(items.type)
         items = items.cast(pa.int32() if items.type.bit_width == 32 else pa.int64())
     elif pa.types.is_decimal(items.type):
-        items = items.cast(pa.float64(), safe=False)
+        items = _without_decimals(items)
     kind = "BYTES" if _is_text(items.type) else _KINDS.get(items.type, "")
     if not kind:
         raise DataError(
@@ -288,6 +288,14 @@ def _tensor(name: str, values: Any) -> _Tensor:
         return _binary(name, kind, shape, _encoded(items.to_pylist()), 0)
     numbers = items.to_numpy(zero_copy_only=False)
     return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize, parameters)
+
+
+def _without_decimals(values: pa.Array) -> pa.Array:
+    """Return decimals as integers where all are whole, which float64 may not hold."""
+    for kind in (pa.int64(), pa.uint64()):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(kind)
+    return values.cast(pa.float64(), safe=False)
 
 
 def _encoded(values: Sequence[str | bytes]) -> bytes:

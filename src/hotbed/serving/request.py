@@ -19,7 +19,7 @@ from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.frozen import RowArray
 from hotbed.serving.rows import FeatureIds
-from hotbed.serving.trained_types import as_trained, check_text
+from hotbed.serving.trained_types import as_trained, check_text, numbers_as_trained
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
@@ -36,6 +36,7 @@ _NUMBERS = (
     pa.float64(),
 )
 _NUMBER_IDS = {kind.id for kind in _NUMBERS}
+_COMPARED = ("integer", "uint64", "float32")  # whose values transforms take for others as float64
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,15 @@ def _is_single(column: Id | Dense) -> bool:
     return column.padding is None and column.weights is None
 
 
-def _columns_by_type(schema: Schema) -> set[str]:
-    """Return the raw columns whose types a transform makes a difference of."""
-    names = set[str]()
-    for column in schema.columns:
-        if isinstance(column, Id | Dense):
-            for transform in column.transforms:
-                if transform.by_type:
-                    names.update(transform.inputs() or (column.source,))
-    return names
+def _transformed_columns(schema: Schema) -> dict[str, bool]:
+    """Return the raw columns that transforms read, and whether one depends on their types."""
+    features: list[Id | Dense] = [*schema.ids, *schema.dense]
+    by_type = dict[str, bool]()
+    for column in features:
+        for transform in column.transforms:
+            for name in transform.inputs() or (column.source,):
+                by_type[name] = transform.by_type or by_type.get(name, False)
+    return by_type
 
 
 def _raw_columns(features: Iterable[_Feature]) -> frozenset[str]:
@@ -148,12 +149,15 @@ class RequestEncoder:
         self._dense = _Features(schema, schema.dense, float)
         self._raw = self._ids.raw | self._dense.raw
         self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
-        by_type = _columns_by_type(schema)
+        by_type = _transformed_columns(schema)
         self._trained = dict[str, Type]()
+        self._compared = dict[str, Type]()
         for name in self._raw & schema.types.keys():
             kind = schema.types[name]
-            if name in by_type or time_of(kind) is not None or decimal_of(kind) is not None:
+            if by_type.get(name) or time_of(kind) is not None or decimal_of(kind) is not None:
                 self._trained[name] = kind
+            elif name in by_type and kind in _COMPARED:
+                self._compared[name] = kind
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> ScoreRequest:
@@ -173,6 +177,9 @@ class RequestEncoder:
         for name, kind in self._trained.items():
             if name in values:
                 values[name] = as_trained(name, values[name], kind)
+        for name, kind in self._compared.items():
+            if name in values:
+                values[name] = numbers_as_trained(name, values[name], kind)
         if not self._raw <= values.keys():
             nothing = {name: pa.nulls(0) for name in values}
             Encoder(self._schema)(pa.table(nothing), labels=False)  # raises, naming the columns

@@ -73,6 +73,22 @@ def as_trained(name: str, values: Any, kind: Type) -> pa.Array:
     return _converted(name, column, kind)
 
 
+def numbers_as_trained(name: str, values: Any, kind: Type) -> Any:
+    """Return numbers in the type `kind` that they had in training, where it holds them.
+
+    Transforms compare integers as such and other numbers as float64, and float32 numbers are not
+    the decimals that they are written as. Other values stay as they are.
+    """
+    if isinstance(values, np.ndarray):
+        is_same = values.dtype == np.float32 if kind == "float32" else values.dtype.kind in "biu"
+        if is_same:
+            return values
+    try:
+        return as_trained(name, values, kind)
+    except DataError:
+        return values
+
+
 def _converted(name: str, values: pa.Array, kind: Type) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -99,6 +115,8 @@ def _converted(name: str, values: pa.Array, kind: Type) -> pa.Array:
 def _numbers(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return numbers as those of a type; NaN is null where the type does not have it."""
     if pa.types.is_floating(kind):
+        if pa.types.is_decimal(values.type):  # Arrow does not round them to the nearest float32
+            values = values.cast(pa.float64(), safe=False)
         return values.cast(kind, safe=False)
     if pa.types.is_integer(kind) and pa.types.is_integer(values.type):
         return values

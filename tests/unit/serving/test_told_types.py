@@ -29,6 +29,7 @@ import hotbed as hb
 from hotbed.data import transforms as t
 from hotbed.data.arrow_types import decimal_of, joined, time_of, type_of
 from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.serving.client import _tensor
 from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.request import RequestEncoder
 
@@ -369,16 +370,64 @@ def in_other_types(column: pa.Array) -> Iterator[Any]:
         yield [str(value) for value in column.to_pylist()]
 
 
+EXACT = [0, 7, -(2**53), 2**53, 2**53 + 2, 2**62]  # that float64 holds, and edges between them
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.float64(), pa.decimal128(24, 0), pa.decimal128(30, 6)], ids=str
+)
+@pytest.mark.parametrize("trained", [pa.int64(), pa.list_(pa.int64())], ids=str)
+def test_whole_numbers_are_compared_as_the_integers_of_training(
+    trained: pa.DataType, kind: pa.DataType
+) -> None:
+    values = pa.array([*EXACT, 2**53 + 1][: 7 if pa.types.is_decimal(kind) else 6])
+    numbers = values.cast(kind, safe=False)
+    if pa.types.is_list(trained):
+        values, numbers = (
+            pa.ListArray.from_arrays(range(len(part) + 1), part) for part in (values, numbers)
+        )
+    edges = [t.Bucketize([5, 2**53 + 1, 2**62 + 1])]
+    schema = hb.Schema([hb.Id("x", transforms=edges)], {"x": "integer"})
+    expected = hb.Encoder(schema)(pa.table({"x": values}), labels=False)
+    for request in (numbers, numbers.to_pylist(), as_sent(numbers)):
+        assert values_of(RequestEncoder(schema)({"x": request}), "x") == values_of(expected, "x")
+
+
+def as_sent(numbers: pa.Array) -> Any:
+    """Return a column as a server reads it from the tensor of `hb.Client`."""
+    tensor = _tensor("x", numbers)
+    dtype = triton_to_np_dtype(tensor.spec["datatype"])
+    return np.frombuffer(tensor.data, dtype).reshape(tensor.spec["shape"])
+
+
+def test_numbers_of_float32_columns_are_rounded_to_it_before_transforms() -> None:
+    values = [9.99, 0.1, 1e-3]
+    schema = hb.Schema([hb.Dense("x", [t.Normalize(9, 1e-3)])], {"x": "float32"})
+    rows = pa.table({"x": pa.array(values, pa.float32())})
+    expected = hb.Encoder(schema)(rows, labels=False).dense["x"].reshape(-1).tolist()
+    decimals = [Decimal(str(value)) for value in values]
+    for request in (values, np.array(values), decimals, pa.array(decimals)):
+        got = RequestEncoder(schema)({"x": request}).dense["x"]
+        assert np.asarray(got).reshape(-1).tolist() == expected
+
+
+def test_fractions_and_missing_numbers_pass_where_training_had_integers() -> None:
+    schema = hb.Schema([hb.Dense("x", [t.FillMissing(3), t.Clip(0, 9)])], {"x": "integer"})
+    for request in ([1.5, None], np.array([1.5, np.nan]), pa.array([Decimal("1.5"), None])):
+        got = RequestEncoder(schema)({"x": request}).dense["x"]
+        assert np.asarray(got).reshape(-1).tolist() == [1.5, 3.0]
+
+
 NEVER_TEXT = ("bag", "visits", "other_binary", "duration")
 
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name not in NEVER_TEXT])
 def test_values_of_a_request_in_another_type_are_those_of_training_or_refused(name: str) -> None:
-    """Transforms that see the type of a value, as text of 7 and 7.0."""
+    """Transforms that see the type of a value, and that compare and compute in it."""
     rows = pa.table(COLUMNS)
     column = rows[name].combine_chunks()
     num_equal = 0
-    for use in ("text", "extract", "hour", "sum"):
+    for use in ("text", "extract", "hour", "sum", "edges", "rank", "normal", "log", "limited"):
         feature = f"{name}_{use}"
         if not any(one.name == feature for one in usable().columns):
             continue
