@@ -24,7 +24,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Rows as a dict of flat arrays; columns the table does not keep are absent.
+// Rows as a dict of flat arrays; columns the table does not keep are absent. "sizes": how many each partition has.
 nb::dict to_dict(ExportedRows rows, const RowLayout& fields) {
   nb::dict out;
   out["id"] = to_numpy(std::move(rows.ids));
@@ -34,20 +34,16 @@ nb::dict to_dict(ExportedRows rows, const RowLayout& fields) {
   if (fields.has_count) out["count"] = to_numpy(std::move(rows.counts));
   if (fields.has_updated) out["updated"] = to_numpy(std::move(rows.updated));
   if (fields.has_score) out["score"] = to_numpy(std::move(rows.scores));
+  out["sizes"] = rows.sizes;
+  out["read_bytes"] = rows.read_bytes;
   return out;
 }
 
-nb::dict export_partition(Table& table, int partition) {
+nb::dict export_rows(Table& table, const std::vector<int>& partitions) {
   ExportedRows rows;
   {
     nb::gil_scoped_release release;
-    ColdRows cold;
-    {
-      table.mutex().lock_last();
-      std::lock_guard lock(table.mutex(), std::adopt_lock);
-      cold = table.begin_export(partition, rows);
-    }
-    table.finish(cold, rows);
+    rows = table.export_rows(partitions);
   }
   return to_dict(std::move(rows), table.layout());
 }
@@ -56,47 +52,18 @@ nb::dict export_partition(Table& table, int partition) {
 uint64_t begin_snapshot(Table& table, bool changes) {
   nb::gil_scoped_release release;
   std::lock_guard lock(table.mutex());
-  ThreadPool::instance().run(kPartitions, [&](int p) {
-    if (table.stale(p)) table.sweep(p, p + 1);
-  });
-  for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
-  table.begin_snapshot(changes);
-  return table.num_snapshot_rows();
+  ThreadPool::instance().run(kPartitions, [&](int p) { table.sweep(p, p + 1); });
+  catch_up_all({&table});
+  return table.begin_snapshot(changes);
 }
 
-// One partition of the snapshot. The table is locked for a few thousand rows at a time, so that training continues
-// meanwhile; where rows lie on a disk for more, which are read in its order.
-nb::dict snapshot_rows(Table& table, int partition) {
-  const size_t piece = table.frames().in_memory() ? 4096 : 1 << 18;
+nb::dict snapshot_rows(Table& table, const std::vector<int>& partitions) {
   ExportedRows rows;
-  uint64_t read_bytes = 0;  // of the disk
   {
     nb::gil_scoped_release release;
-    std::vector<SnapshotEntry> entries;
-    {
-      table.mutex().give_way();
-      std::lock_guard lock(table.mutex());
-      entries = table.snapshot_entries(partition);
-    }
-    sort_by_id(entries);
-    rows.resize(entries.size(), table.layout());
-    for (size_t i = 0; i < entries.size(); i += piece) {
-      table.mutex().give_way();
-      ColdRows cold;
-      {
-        std::lock_guard lock(table.mutex());
-        cold = table.read_snapshot(partition, entries.data(), i, std::min(piece, entries.size() - i), rows);
-      }
-      table.finish(cold, rows);
-      if (cold.batch) read_bytes += cold.batch->num_bytes();
-    }
-    table.mutex().give_way();
-    std::lock_guard lock(table.mutex());
-    table.drop_images(partition);
+    rows = table.snapshot_rows(partitions);
   }
-  nb::dict out = to_dict(std::move(rows), table.layout());
-  out["read_bytes"] = read_bytes;
-  return out;
+  return to_dict(std::move(rows), table.layout());
 }
 
 void end_snapshot(Table& table, bool saved) {
@@ -178,7 +145,13 @@ uint64_t evict(Table& table, int64_t now, int first, int last) {
 void catch_up(Table& table) {
   nb::gil_scoped_release release;
   std::lock_guard lock(table.mutex());
-  for_each_range(16, {&table}, [](Table& t, int first, int last) { t.catch_up(first, last); });
+  catch_up_all({&table});
+}
+
+int num_read_together(Table& table) {
+  nb::gil_scoped_release release;
+  std::lock_guard lock(table.mutex());
+  return table.num_read_together();
 }
 
 uint64_t size(Table& table) {
@@ -194,17 +167,18 @@ nb::dict stats(Table& table) {
 // Of a table on a disk; empty for others.
 nb::dict tier_stats(Table& table) {
   nb::dict out;
-  if (!table.residency()) return out;
+  const Residency* residency = table.frames().residency();
+  if (!residency) return out;
   ResidencyStats stats;
   {
     nb::gil_scoped_release release;
     std::lock_guard lock(table.mutex());
-    stats = table.residency()->stats();
+    stats = residency->stats();
   }
   const RowLayout& fields = table.layout();
   out["hits"] = stats.hits, out["misses"] = stats.misses, out["fetched"] = stats.fetched;
   out["waited_seconds"] = static_cast<double>(stats.wait_ns) * 1e-9;
-  out["resident"] = stats.num_frames, out["ram_rows"] = table.residency()->num_frames();
+  out["resident"] = stats.num_frames, out["ram_rows"] = residency->num_frames();
   out["row_bytes"] = fields.value_bytes + fields.state_bytes, out["memory_bytes"] = stats.memory_bytes;
   out["engine"] = stats.engine;
   out["num_reads"] = stats.store.num_read, out["put_bytes"] = stats.store.put_bytes;
@@ -361,12 +335,13 @@ void init_table(nb::module_& m) {
       .def("tier_stats", &tier_stats)
       .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"),
            nb::arg("reasons"))
-      .def("export_partition", &export_partition, nb::arg("partition"))
+      .def("export_rows", &export_rows, nb::arg("partitions"))
+      .def("num_read_together", &num_read_together)
       .def("load_rows", &load_rows, nb::arg("rows"))
       .def("begin_snapshot", &begin_snapshot, nb::kw_only(), nb::arg("changes"))
       .def("end_snapshot", &end_snapshot, nb::kw_only(), nb::arg("saved"))
       .def_prop_ro("has_snapshot", &Table::has_snapshot)
-      .def("snapshot_rows", &snapshot_rows, nb::arg("partition"))
+      .def("snapshot_rows", &snapshot_rows, nb::arg("partitions"))
       .def("snapshot_removed", &snapshot_removed, nb::arg("partition"))
       .def(
           "snapshot_candidates", [](Table& t, int p) { return to_dict(t.snapshot_part(p).candidates.get()); },

@@ -55,6 +55,7 @@ class Frames {
   // kColdFrame: the row lies in no frame, or the slot has none.
   uint32_t of(uint32_t slot) const noexcept { return disk_ ? disk_->frame_of(slot) : slot; }
   bool has_row(uint32_t slot) const noexcept { return !disk_ || disk_->has_row(slot); }
+  uint64_t stored_at(uint32_t slot) const noexcept { return disk_->stored_at(slot); }
   void changing(uint32_t frame) {  // before the row in it changes
     if (disk_) disk_->changing(frame);
   }

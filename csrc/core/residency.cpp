@@ -13,7 +13,11 @@
 namespace hotbed {
 namespace {
 
-constexpr uint64_t kRowsOfSpan = uint64_t{1} << 19;
+// More rows than this in a span on average, and there are twice as many spans. Small tables have more spans than they
+// need, since records stay where they are put: the rows of a table that was small share few spans for long.
+uint64_t most_rows(size_t num_spans) noexcept {
+  return num_spans * std::min(uint64_t{1} << 19, num_spans * (uint64_t{1} << 15));
+}
 constexpr size_t kAhead = 12;
 
 // The store of a folder: one file for all tables of the process that lie there.
@@ -126,7 +130,7 @@ Residency::Room::Room(Residency& residency, uint64_t most) : residency_(residenc
     const std::lock_guard lock(residency.mutex_);
     std::vector<uint32_t>& spans = residency.spans_;
     while (residency.num_rooms_ == 0 && spans.size() < kPartitions &&
-           residency.num_slots_.load(std::memory_order_relaxed) > spans.size() * kRowsOfSpan)
+           residency.num_slots_.load(std::memory_order_relaxed) > most_rows(spans.size()))
       for (size_t more = spans.size(); more > 0; more--) spans.push_back(residency.store_->add_span(residency.owner_));
     residency.num_rooms_++;
   }

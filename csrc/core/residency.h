@@ -115,6 +115,11 @@ class Residency final : RecordOwner {
   void place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
              std::vector<uint32_t>* fresh);
   bool has_row(uint32_t slot) const noexcept { return word(slot) != 0; }
+  // Rises with the place of the row's record on the disk.
+  uint64_t stored_at(uint32_t slot) const noexcept {
+    const uint64_t at = word(slot);
+    return at & kInFrame ? frames_[static_cast<uint32_t>(at)].place : at;
+  }
   // kColdFrame also while the row is being read.
   uint32_t frame_of(uint32_t slot) const noexcept { return frame_at(slot); }
   // The row in the frame is about to change: its record is not its own any more.

@@ -2,6 +2,7 @@
 // Table: the rows that have changed, and snapshots that are read while training continues.
 #include "snapshot.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <stdexcept>
@@ -14,6 +15,8 @@ namespace hotbed {
 namespace {
 
 constexpr size_t kAhead = 16;
+// Of a snapshot, rows that are read while the table is locked once: where they lie on a disk, as many as it reads well.
+constexpr size_t kRowsAtOnce = 4096, kBytesAtOnce = size_t{16} << 20;
 
 constexpr int kMaxDigitBits = 12;
 constexpr uint64_t kSign = uint64_t{1} << 63;
@@ -123,8 +126,7 @@ void Table::track(bool on) {
   for (Partition& partition : partitions_) partition.removed.clear();
 }
 
-// The caller has swept expired rows and caught up idle ones: the snapshot needs no clock and no rule.
-void Table::begin_snapshot(bool changes) {
+uint64_t Table::begin_snapshot(bool changes) {
   if (snapshot_) throw std::logic_error("snapshot: one at a time, got a second. Close the first.");
   if (changes && !tracking_)
     throw std::logic_error("snapshot: the table does not track changes, got changes=True. Call track first.");
@@ -141,9 +143,8 @@ void Table::begin_snapshot(bool changes) {
   if (tracking_) snapshot->changed = std::exchange(changed_, Marks(owners_.size(), 0));
   snapshot_ = std::move(snapshot);
   marking_ = true;
+  return changes ? snapshot_->changed.count() : size();
 }
-
-uint64_t Table::num_snapshot_rows() const noexcept { return snapshot_->changes ? snapshot_->changed.count() : size(); }
 
 std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   Snapshot::Part& part = snapshot_part(p);
@@ -166,29 +167,43 @@ std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   return entries;
 }
 
-ColdRows Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, size_t n, ExportedRows& out) {
-  Snapshot::Part& part = snapshot_part(p);
+// A row may move before it is read: the order is a matter of time alone.
+void Table::sort_by_place(std::vector<SnapshotEntry>& entries) {
+  constexpr size_t kPiece = size_t{1} << 15;
+  std::vector<std::pair<uint64_t, SnapshotEntry>> placed;
+  placed.reserve(entries.size());
+  for (size_t first = 0; first < entries.size(); first += kPiece) {
+    mutex().give_way();
+    const std::lock_guard lock(mutex());
+    for (size_t i = first; i < std::min(first + kPiece, entries.size()); i++)
+      placed.emplace_back(frames_.stored_at(entries[i].slot), entries[i]);
+  }
+  std::sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 0; i < entries.size(); i++) entries[i] = placed[i].second;
+}
+
+ColdRows Table::read_snapshot(const SnapshotEntry* entries, size_t n, ExportedRows& out) {
   ColdRows cold;
   cold.step = snapshot_->step;
-  part.image_of.follow(part.image_slots);
-  const size_t end = begin + n;
-  for (size_t i = begin; i < end; i++) {
-    if (i + kAhead < end) prefetch(entries[i + kAhead].slot);
-    const uint32_t slot = entries[i].slot;
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n) prefetch(entries[i + kAhead].slot);
+    const uint32_t slot = entries[i].slot, at = entries[i].at;
     if (snapshot_->imaged.test(slot)) {
+      Snapshot::Part& part = snapshot_part(owners_[slot / Slabs::kChunk]);
+      part.image_of.follow(part.image_slots);
       const uint32_t image = part.image_of.find(slot);
       const LedgerEntry entry = part.images.entry(image);
       const uint64_t updated = layout().has_updated ? entry.updated() : cold.step;
       if (const auto kept = part.kept.find(image); kept != part.kept.end()) {
-        cold.rows.push_back({i, slot, updated, kept->second});
+        cold.rows.push_back({at, slot, updated, kept->second});
       } else {
         const Row row = part.images.row(image);
         replay(row, updated, cold.step);
-        write_row(out, i, row);
+        write_row(out, at, row);
       }
-      write_entry(out, i, entries[i].id, entry, cold.step);
+      write_entry(out, at, entries[i].id, entry, cold.step);
     } else {
-      write_out(out, i, entries[i], cold);
+      write_out(out, entries[i], cold);
       snapshot_->settled.set(slot);
     }
   }
@@ -199,11 +214,45 @@ ColdRows Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin,
 void Table::finish(ColdRows& rows, ExportedRows& out) {
   try {
     finish_aside(rows, [&](size_t at, const Row& row) { write_row(out, at, row); });
+    if (rows.batch) out.read_bytes += rows.batch->num_bytes();
   } catch (const RecordLost& lost) {
     for (const ColdRows::Row& row : rows.rows)
       if (row.slot == lost.slot) throw RecordLost(lost, config_.name, out.ids[row.at]);
     throw;
   }
+}
+
+ExportedRows Table::snapshot_rows(const std::vector<int>& partitions, size_t rows_at_once) {
+  const auto in_turn = [this] {
+    mutex().give_way();
+    return std::unique_lock(mutex());
+  };
+  ExportedRows out;
+  std::vector<SnapshotEntry> entries;
+  for (const int p : partitions) {
+    auto lock = in_turn();
+    std::vector<SnapshotEntry> more = snapshot_entries(p);
+    lock.unlock();
+    sort_by_id(more);
+    out.sizes.push_back(more.size());
+    for (SnapshotEntry& entry : more) {
+      entry.at = static_cast<uint32_t>(entries.size());
+      entries.push_back(entry);
+    }
+  }
+  if (!frames_.in_memory()) sort_by_place(entries);
+  if (rows_at_once == 0)
+    rows_at_once = frames_.in_memory() ? kRowsAtOnce : std::max(kBytesAtOnce / layout().num_bytes(), kRowsAtOnce);
+  out.resize(entries.size(), layout());
+  for (size_t i = 0; i < entries.size(); i += rows_at_once) {
+    auto lock = in_turn();
+    ColdRows cold = read_snapshot(entries.data() + i, std::min(rows_at_once, entries.size() - i), out);
+    lock.unlock();
+    finish(cold, out);
+  }
+  const auto lock = in_turn();
+  for (const int p : partitions) drop_images(p);
+  return out;
 }
 
 void Table::drop_images(int p) {

@@ -50,6 +50,7 @@ class Marks {
 struct SnapshotEntry {
   int64_t id;
   uint32_t slot;
+  uint32_t at = 0;  // where its row goes
 };
 void sort_by_id(std::vector<SnapshotEntry>& entries);  // ids are distinct
 

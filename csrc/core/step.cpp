@@ -27,10 +27,12 @@ std::vector<Part*> with_output(const std::vector<Part*>& parts, const std::vecto
 
 }  // namespace
 
-void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int, int)) {
-  ThreadPool::instance().run(pieces * static_cast<int>(tables.size()), [&](int task) {
-    const int piece = task % pieces;
-    work(*tables[static_cast<size_t>(task / pieces)], kPartitions * piece / pieces, kPartitions * (piece + 1) / pieces);
+void catch_up_all(const std::vector<Table*>& tables) {
+  constexpr int kPieces = 16;
+  ThreadPool::instance().run(kPieces * static_cast<int>(tables.size()), [&](int task) {
+    const int piece = task % kPieces;
+    tables[static_cast<size_t>(task / kPieces)]->catch_up(kPartitions * piece / kPieces,
+                                                          kPartitions * (piece + 1) / kPieces);
   });
 }
 
@@ -333,8 +335,7 @@ void Step::apply(const Sums& sums, const std::vector<double>& rates) {
     const Uniques& range = parts_[t].ranges[r];
     parts_[t].table->update(range, *sums[t] + int64_t{range.base} * parts_[t].table->config().dim);
   });
-  if (!eager.empty())
-    for_each_range(16, eager, [](Table& table, int first, int last) { table.update_idle(first, last); });
+  catch_up_all(eager);
 }
 
 }  // namespace hotbed

@@ -122,7 +122,7 @@ class Step {
   std::shared_ptr<MapTask> task_;
 };
 
-// The work of every table cut into `pieces` ranges of partitions, on all threads.
-void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(Table&, int first, int last));
+// As Table::catch_up, of all rows of the tables, on all threads.
+void catch_up_all(const std::vector<Table*>& tables);
 
 }  // namespace hotbed

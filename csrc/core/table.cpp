@@ -10,6 +10,7 @@ namespace hotbed {
 namespace {
 
 constexpr size_t kAhead = 12;
+constexpr uint64_t kReadTogether = uint64_t{64} << 20;  // bytes of rows of a disk that a caller gets at once
 
 RowLayout layout_of(const TableConfig& config) {
   RowLayout layout;
@@ -411,30 +412,47 @@ void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted,
   evicted_before_ = evicted - std::accumulate(reasons.begin(), reasons.end(), uint64_t{0});
 }
 
-ExportedRows Table::export_partition(int p) {
-  ExportedRows out;
-  ColdRows cold = begin_export(p, out);
-  naming_lost([&] { finish(cold, [&](size_t at, const Row& row) { write_row(out, at, row); }); });
-  return out;
+int Table::num_read_together() const noexcept {
+  if (frames_.in_memory()) return 1;
+  uint64_t num_rows = 0;
+  if (snapshot_ && snapshot_->changes) num_rows = snapshot_->changed.count();
+  else
+    for (const IdMap& map : maps_) num_rows += map.size();
+  const auto lanes = static_cast<uint64_t>(layout().dim + layout().state_width);
+  int num_partitions = kPartitions;  // a power of two, as those of a span of the store
+  while (num_partitions > 1 && num_rows * lanes * sizeof(float) / kPartitions * num_partitions > kReadTogether)
+    num_partitions /= 2;
+  return num_partitions;
 }
 
-ColdRows Table::begin_export(int p, ExportedRows& out) {
-  catch_up(p, p + 1);
-  std::vector<SnapshotEntry> entries;
-  entries.reserve(maps_[p].size());
-  maps_[p].for_each([&](int64_t id, uint32_t slot) {
-    if (!partitions_[p].stale || !expired(ledger_[slot].seen())) entries.push_back({id, slot});
-  });
-  sort_by_id(entries);
-  out.resize(entries.size(), layout());
+ExportedRows Table::export_rows(const std::vector<int>& partitions) {
+  ExportedRows out;
   ColdRows cold;
+  mutex().lock_last();
+  std::unique_lock lock(mutex_, std::adopt_lock);
+  std::vector<SnapshotEntry> entries;
+  for (const int p : partitions) {
+    catch_up(p, p + 1);
+    std::vector<SnapshotEntry> more;
+    more.reserve(maps_[p].size());
+    maps_[p].for_each([&](int64_t id, uint32_t slot) {
+      if (!partitions_[p].stale || !expired(ledger_[slot].seen())) more.push_back({id, slot});
+    });
+    sort_by_id(more);
+    out.sizes.push_back(more.size());
+    entries.insert(entries.end(), more.begin(), more.end());
+  }
+  out.resize(entries.size(), layout());
   cold.step = step_;
   for (size_t i = 0; i < entries.size(); i++) {
     if (i + kAhead < entries.size()) prefetch(entries[i + kAhead].slot);
-    write_out(out, i, entries[i], cold);
+    entries[i].at = static_cast<uint32_t>(i);
+    write_out(out, entries[i], cold);
   }
   begin_read(cold, false);
-  return cold;
+  lock.unlock();
+  finish(cold, out);
+  return out;
 }
 
 void ExportedRows::resize(size_t n, const RowLayout& fields) {
@@ -448,7 +466,8 @@ void ExportedRows::resize(size_t n, const RowLayout& fields) {
 }
 
 // The row itself follows, with `finish`, where it is on the disk or has missed steps before that of `cold`.
-void Table::write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const {
+void Table::write_out(ExportedRows& out, const SnapshotEntry& entry, ColdRows& cold) const {
+  const size_t at = entry.at;
   const LedgerEntry in_ledger = ledger_[entry.slot];
   const uint32_t frame = frames_.of(entry.slot);
   if (frame < kColdFrame && updated(entry.slot) >= cold.step) write_row(out, at, frames_[frame]);

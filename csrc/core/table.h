@@ -1,6 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// One embedding table: id -> slot -> row, with the policies that decide who lives in it. A partition is touched by one
-// thread at a time; work that spans partitions is split by ranges of them. Callers hold `mutex()` around every call.
+// One embedding table: id -> slot -> row, with the policies that decide which ids have a row.
+//
+// WORDS. An id is any int64. Its hash decides its partition, one of 256. The index of the partition maps it to a slot,
+// a number that names its row for as long as the id has one. The entry of a slot lies in the ledger: last step, count,
+// time, score. Its row lies in a frame of the pool, or on a disk: frames.h knows where.
+//
+// UNITS. A time is microseconds of data time, or a step of the table where `counts_steps`; INT64_MIN is none. A step is
+// an update, from 1 on. A vector of a row has `dim` floats in calls, whatever the dtype of the table.
+//
+// THE LIFE OF A ROW
+//   waits    an id that is not admitted yet is a candidate: it is counted, and has no slot
+//   begins   `insert` gives it a slot and an entry, and a row of initial values where it lies in a frame; else `place`
+//   lives    `resolve` finds it, `admit` counts and times it, `read` reads it, `update` changes it
+//   expires  `begin_evict` moves the watermark: an expired id is absent at once, and its row goes with the next `sweep`
+//   goes     by a sweep, for another row in a full partition, or by `remove`; its slot rests while a plan may know it
+//
+// THREADS. Hold `mutex()` around every call, and for as long as rows that it returned are used, unless a line below
+// says "without the mutex". With it held, calls that take a Uniques, a partition or a range of them may run beside each
+// other on several threads, if their partitions differ. All others run alone.
+//
+// ERRORS. Nothing has changed where a call throws, except as said at the call.
+//   TableFull     check_capacity (and Frames::check_batch): a batch needs more rows than there may be
+//   RecordLost    a row that lies on a disk cannot be read: arrive, finish_aside, export_rows, snapshot_rows,
+//   load_rows,
+//                 settle, and calls that change a row whose old one a snapshot still wants
+//   ForkedChild   mutex(): rows lie on a disk that belongs to the parent of this process
+//   logic_error   begin_snapshot: one is open, or changes are not tracked; snapshot_rows: a partition is read twice
+//   bad_alloc     reserve, load_rows: there is no memory for more rows
+//
+// WHERE. table.cpp: batches, reading, states. table_update.cpp: steps of the rule. eviction.cpp: rows that go.
+// snapshot.cpp: changes and snapshots. map_log.cpp: taking back. parts.h calls these in order for a batch.
 #pragma once
 
 #include <atomic>
@@ -54,7 +83,9 @@ struct ExportedRows {
   Column<float> values, state;
   Column<uint32_t> counts, updated;
   Column<double> scores;
-  Column<uint32_t> missed;  // of rows to be loaded: the steps that they have still to catch up with; empty = none
+  Column<uint32_t> missed;    // of rows to be loaded: the steps that they have still to catch up with; empty = none
+  std::vector<size_t> sizes;  // of rows that were exported: how many each partition has
+  uint64_t read_bytes = 0;    // of the disk, for them
   void resize(size_t n, const RowLayout& fields);  // new elements are not set
 };
 
@@ -88,21 +119,14 @@ class Table {
  public:
   explicit Table(TableConfig config);
 
+  // --- 1. What it is. May be asked without the mutex; what group 2 changes may not.
   const TableConfig& config() const noexcept { return config_; }
   const RowLayout& layout() const noexcept { return layout_; }
-  uint64_t num_slots() const noexcept { return owners_.size() * Slabs::kChunk; }
-  uint64_t key() const noexcept { return key_; }
-  // Throws ForkedChild in the child of a fork where rows lie on a disk.
-  TableMutex& mutex() {
-    frames_.check_process();
-    return mutex_;
-  }
-  // Where the rows lie.
-  Frames& frames() noexcept { return frames_; }
-  const Residency* residency() const noexcept { return frames_.residency(); }  // for statistics; null in Ram
-
+  uint64_t key() const noexcept { return key_; }  // seeds initial rows, draws and noise
+  Scope scope() const noexcept { return config_.rule.scope; }
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
-  // `marked`: some samples of the batch are not counted, which times alone do not say.
+  bool capped() const noexcept { return cap_ != 0; }
+  // What a batch has to bring of its ids. `marked`: some of its samples are not counted, which times alone do not say.
   bool wants_counts(bool marked) const noexcept {
     return !admits_all() || layout().has_count || (marked && layout().has_seen);
   }
@@ -110,124 +134,128 @@ class Table {
     return !config_.counts_steps && (layout().has_seen || config_.admission.expire_after >= 0);
   }
   bool wants_scores() const noexcept { return layout().has_score; }
+  // Throws ForkedChild in the child of a fork where rows lie on a disk.
+  TableMutex& mutex() {
+    frames_.check_process();
+    return mutex_;
+  }
+  Frames& frames() noexcept { return frames_; }
 
-  // --- one batch, in this order; turn, begin and reserve are serial, the others run per range of partitions
+  // --- 2. Settings that may change while it is in use.
+  void set_default(float value, bool always) noexcept {
+    config_.default_value = value, config_.always_default = always;
+  }
+  void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
+  // An update passes over a frozen table, and its step does not rise.
+  void freeze(Frozen frozen) noexcept { frozen_ = frozen; }
+  bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
+  bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
+
+  // --- 3. The map of a batch, in this order. `turn_generations`, `begin_batch` and `reserve` run alone.
   void turn_generations();  // slots that no plan knows any more are free
   // Probes, and changes nothing. Ids that are not counted are never missing: they get no row.
   void resolve(Uniques& uniques, bool training) const;
-  bool capped() const noexcept { return cap_ != 0; }
   // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
   bool counts_rows() const noexcept { return capped() || !frames_.in_memory(); }
-  void count_rows(Uniques& uniques) const;       // those found and those that will enter
-  void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
-  // Waits for the rows that Frames::bring reads; throws RecordLost.
-  void arrive(const Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);
+  void count_rows(Uniques& uniques) const;  // those found and those that will enter
+  void check_capacity(uint64_t num_rows) const;
+  void arrive(const Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);  // waits for Frames::bring
   void begin_batch();
   void end_expired(Uniques& uniques);  // rows that had expired, and counts of ids that are missing
   void admit(Uniques& uniques);        // touches what was found; keeps in `missing` only what gets a row now
-  void reserve(const std::vector<Uniques>& ranges);  // fresh rows for all ranges, in partition order
+  void reserve(const std::vector<Uniques>& ranges);  // fresh slots for all ranges, in partition order
   void insert(Uniques& uniques);                     // a full partition gives up rows that the batch does not use
   // Finds the frames of the slots, of new rows, too, and replays the steps that rows there missed. Without `room`
   // no rows are new; without `plan` the frames are not used later.
   void place(Uniques& uniques, const Frames::Plan* plan, Frames::Room* room);
 
-  // --- taking back the map of a batch that is not looked up (map_log.cpp): the newest one first, while its plan lives
+  // --- 4. Plans in flight: their slots are given to no other id before they retire. A plan often lives until the next
+  // one is made, so that there is always one: plans belong to the generation they were made in, and a slot waits for
+  // the plans of its own generation and of the one before. Two generations are alive at a time. `retire` and
+  // `num_withdrawn` may be called without the mutex, `retain` only while another plan of the generation lives.
+  int generation() const noexcept { return generation_.load() & 1; }
+  int older(int a, int b) const noexcept { return a == b ? a : 1 - generation(); }
+  void retain(int generation) noexcept { plans_[generation].fetch_add(1); }
+  void retire(int generation) noexcept { plans_[generation].fetch_sub(1); }
+  // The number of rows that a sweep or a call removed: they are absent for plans in flight, too. Rows that the map of a
+  // batch removes do not count: plans in flight belong to batches before it, so mapping ahead changes no bit.
+  uint64_t num_withdrawn() const noexcept { return num_withdrawn_.load(); }
+
+  // --- 5. Taking back the map of a batch that is not looked up: the newest one first, while its plan lives.
   void begin_log(Uniques& uniques);  // before resolve
   void log(Uniques& uniques);        // before admit
   void end_log(Uniques& uniques) noexcept;
   void take_back(Uniques& uniques);
   void end_take_back() noexcept { calls_--; }  // once a batch
 
-  // --- freezing: an update passes over a frozen table, and its step does not rise
-  void freeze(Frozen frozen) noexcept { frozen_ = frozen; }
-  bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
-  bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
-
-  // --- settings that may change while the table is in use
-  void set_default(float value, bool always) noexcept {
-    config_.default_value = value, config_.always_default = always;
-  }
-  void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
-
-  // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
-  // `aside`: of every id, so that they may be read without the mutex.
+  // --- 6. Reading. The fp32 storage of each id, or a copy for half precision and for ids without a row.
+  // `aside`: a copy of every id, which may be used without the mutex.
   size_t num_copies(const Uniques& uniques, bool aside) const noexcept;
   // rows[u]: the row of each id; copies[first:]: [num_copies, dim], where those go. Rows that lie in no frame are there
   // after `finish_aside`.
   ColdRows read(const Uniques& uniques, const float** rows, float* copies, size_t first, bool aside) const;
-  void finish_aside(ColdRows& rows, float* copies);  // without the mutex
-  void read_absent(int64_t id, float* out) const noexcept;
-  // [n, dim]; -1 gives the default vector. Rows that lie on a disk are there after `finish_aside`.
+  // [n, dim]; -1 gives the default vector. Likewise. Throws std::invalid_argument for a slot without a row on a disk.
   ColdRows read_slots(const int64_t* slots, size_t n, float* out) const;
+  void finish_aside(ColdRows& rows, float* copies);  // waits, without the mutex
+  void read_absent(int64_t id, float* out) const noexcept;
 
-  // --- update (table_update.cpp): one step of the rule over the rows of distinct ids
-  uint64_t begin_update(double lr);
-  void update(const Uniques& uniques, const float* grads);
-  void update_idle(int first_partition, int last_partition);  // scope `all`: the rows that this step did not touch
+  // --- 7. The update: one step of the rule over the rows of distinct ids.
   uint64_t step() const noexcept { return step_; }
-  Scope scope() const noexcept { return config_.rule.scope; }
+  uint64_t begin_update(double lr);
+  void update(const Uniques& uniques, const float* grads);  // [ids, dim]
+  // Brings rows that this step did not touch (scope `all`), or that missed steps (`catch_up`), up to date in memory. A
+  // row that lies on a disk catches up when it is read.
   void catch_up(int first_partition, int last_partition);
 
-  // --- eviction (eviction.cpp)
-  // From here on expired ids are absent. INT64_MIN: those of the last call.
-  void begin_evict(int64_t now);
-  uint64_t sweep(int first_partition, int last_partition);
-  bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
+  // --- 8. Expiry and removal.
   int64_t watermark() const noexcept { return watermark_; }
-  // The number of rows that a sweep or a call removed: they are absent for plans in flight, too. Rows that the map of a
-  // batch removes do not count: plans in flight belong to batches before it, so mapping ahead changes no bit.
-  uint64_t num_withdrawn() const noexcept { return num_withdrawn_.load(); }
+  void begin_evict(int64_t now);  // from here on expired ids are absent. INT64_MIN: those of the last call
+  uint64_t sweep(int first_partition, int last_partition);  // returns the number of rows that went
+  bool remove(int64_t id);                                  // whether it had a row
 
-  // --- plans in flight: their slots are not reused before they retire. A plan often lives until the next one is made,
-  // so that there is always one: plans belong to the generation they were made in, and a slot waits for the plans of
-  // its own generation and of the one before. Two generations are alive at a time.
-  int generation() const noexcept { return generation_.load() & 1; }
-  int older(int a, int b) const noexcept { return a == b ? a : 1 - generation(); }
-  void retain(int generation) noexcept { plans_[generation].fetch_add(1); }
-  void retire(int generation) noexcept { plans_[generation].fetch_sub(1); }
+  // --- 9. Numbers.
+  uint64_t num_slots() const noexcept { return owners_.size() * Slabs::kChunk; }
+  uint64_t size() const noexcept;  // rows that have not expired
+  uint64_t calls() const noexcept { return calls_; }
+  TableStats stats() const;
+  void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted, const EvictedRows& reasons) noexcept;
+  // Grows with the partitions whose counts have become estimates; may be read without the mutex.
+  uint32_t num_sketched() const noexcept { return num_sketched_.load(); }
 
-  // --- persistence
-  ExportedRows export_partition(int partition);
-  // Likewise, but rows that lie on a disk are there after `finish`, without the mutex.
-  ColdRows begin_export(int partition, ExportedRows& out);
-  // A loaded row is up to date at the step of the table, except for the steps that it has missed. `room`: where rows
-  // lie on a disk.
+  // --- 10. States.
+  // How many partitions to ask the two calls below for at once, so that blocks of the disk are read about once in all.
+  // 1 in memory. Later calls may say otherwise.
+  int num_read_together() const noexcept;
+  // All rows of these partitions at one moment, a partition after the other, each by rising id. Called without the
+  // mutex, which it takes after everybody who waits, and does not hold while it reads the disk.
+  ExportedRows export_rows(const std::vector<int>& partitions);
+  // A loaded row is up to date at the step of the table, except for the steps that it has missed. `room`: for all.
   void load_rows(const ExportedRows& rows, Frames::Room* room);
-  // Null where every id is admitted.
+  const RateHistory& rates() const noexcept { return rates_; }
+  // Rows that are up to date are so at the new step, too. Before, `settle` brings rows that missed steps up to date
+  // where they lie, with `room` for `num_behind` of them; where it throws, some of them are.
+  void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
+  uint64_t num_behind(int partition) const noexcept;
+  void settle(int partition, Frames::Room* room);
+  // Ids that wait for admission; null where every id is admitted.
   const Candidates* candidates(int partition) const noexcept {
     return partitions_[static_cast<size_t>(partition)].candidates.get();
   }
   void load_candidates(const std::vector<Candidate>& candidates);
   void load_sketch(int partition, size_t generation, SketchPart part);
   void load_plain_sketch(int partition, const std::vector<uint32_t>& counters);
-  // Grows with the partitions whose counts have become estimates; may be read at any time.
-  uint32_t num_sketched() const noexcept { return num_sketched_.load(); }
-  const RateHistory& rates() const noexcept { return rates_; }
-  // Brings the rows of a partition that have missed steps up to date where they lie; on a disk, with `room` for
-  // `num_behind` of them.
-  uint64_t num_behind(int partition) const noexcept;
-  void settle(int partition, Frames::Room* room);
-  // Rows that are up to date are so at the new step, too; `settle` sees to it that all are.
-  void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
-  uint64_t calls() const noexcept { return calls_; }
-  uint64_t size() const noexcept;
-  TableStats stats() const;
-  void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted, const EvictedRows& reasons) noexcept;
-  bool remove(int64_t id);
 
-  // --- changes and snapshots (snapshot.cpp)
+  // --- 11. Changes and snapshots. A snapshot is read some partitions at a time while training continues.
   void track(bool on);  // from here on remember which rows change or go; all that are there count as changed
   bool has_snapshot() const noexcept { return snapshot_ != nullptr; }
-  void begin_snapshot(bool changes);
-  uint64_t num_snapshot_rows() const noexcept;
-  std::vector<SnapshotEntry> snapshot_entries(int partition);  // in no useful order; once a partition
-  // Writes entries [first, first + n) into the same places of `out`; `finish` writes those that lie on the disk,
-  // without the mutex.
-  ColdRows read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
-  void finish(ColdRows& rows, ExportedRows& out);
-  void drop_images(int partition);
+  // Of all rows, or of those changed since the last one. Returns their number; `changes`: an upper bound. The caller
+  // has swept expired rows and caught up idle ones.
+  uint64_t begin_snapshot(bool changes);
+  // Its rows in these partitions, as of `export_rows`; once a partition. Called without the mutex, which it takes for
+  // some thousand rows at a time, after everybody who waits. `rows_at_once`: 0 = as many as suit the tier.
+  ExportedRows snapshot_rows(const std::vector<int>& partitions, size_t rows_at_once = 0);
   Snapshot::Part& snapshot_part(int partition) { return snapshot_->parts[static_cast<size_t>(partition)]; }
-  void end_snapshot(bool saved);
+  void end_snapshot(bool saved);  // not saved: what it took is changed still
 
  private:
   struct Partition {
@@ -259,7 +287,12 @@ class Table {
   uint32_t add_chunk(int partition);
   void write_entry(ExportedRows& out, size_t at, int64_t id, const LedgerEntry& entry, uint64_t step) const noexcept;
   void write_row(ExportedRows& out, size_t at, const Row& row) const noexcept;
-  void write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const;
+  void write_out(ExportedRows& out, const SnapshotEntry& entry, ColdRows& cold) const;
+  void finish(ColdRows& rows, ExportedRows& out);              // waits, without the mutex
+  std::vector<SnapshotEntry> snapshot_entries(int partition);  // in no useful order; once a partition
+  void sort_by_place(std::vector<SnapshotEntry>& entries);     // likewise without the mutex
+  ColdRows read_snapshot(const SnapshotEntry* entries, size_t n, ExportedRows& out);
+  void drop_images(int partition);
   template <class F>
   void naming_lost(F&& work) const;
   void begin_read(ColdRows& rows, bool urgent) const;

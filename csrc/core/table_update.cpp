@@ -109,10 +109,6 @@ void Table::replay(const Row& row, uint64_t from, uint64_t to) const {
   }
 }
 
-void Table::update_idle(int first, int last) {
-  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, slot, step_); });
-}
-
 uint64_t Table::num_behind(int p) const noexcept {
   uint64_t n = 0;
   if (layout().has_updated) maps_[p].for_each([&](int64_t, uint32_t slot) { n += updated(slot) < step_; });
@@ -143,9 +139,9 @@ void Table::settle(int p, Frames::Room* room) {
   put_back();
 }
 
-// Where rows lie on a disk, a copy catches up when it is read.
 void Table::catch_up(int first, int last) {
-  if (config_.rule.scope != Scope::kTouched && frames_.in_memory()) update_idle(first, last);
+  if (config_.rule.scope == Scope::kTouched || !frames_.in_memory()) return;
+  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, slot, step_); });
 }
 
 }  // namespace hotbed

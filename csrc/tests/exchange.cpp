@@ -36,7 +36,7 @@ std::map<int64_t, Row> rows_of(const std::vector<std::shared_ptr<Table>>& tables
   std::map<int64_t, Row> all;
   for (const auto& table : tables)
     for (int p = 0; p < kPartitions; p++) {
-      const ExportedRows rows = table->export_partition(p);
+      const ExportedRows rows = table->export_rows({p});
       for (size_t i = 0; i < rows.ids.size(); i++) {
         Row& row = all[rows.ids[i]];
         REQUIRE(row.empty());

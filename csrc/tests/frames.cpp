@@ -160,14 +160,7 @@ struct Drive {
   }
 
   void read_snapshot() {
-    for (int p = 0; p < kPartitions; p++) {
-      const std::vector<SnapshotEntry> entries = table->snapshot_entries(p);
-      ExportedRows rows;
-      rows.resize(entries.size(), table->layout());
-      ColdRows cold = table->read_snapshot(p, entries.data(), 0, entries.size(), rows);
-      table->finish(cold, rows);
-      record(rows);
-    }
+    for (int p = 0; p < kPartitions; p++) record(table->snapshot_rows({p}));
     table->end_snapshot(true);
   }
 
@@ -186,11 +179,11 @@ struct Drive {
     }
     Table loaded(table->config());
     for (int p = 0; p < kPartitions; p++) {
-      const ExportedRows rows = table->export_partition(p);
+      const ExportedRows rows = table->export_rows({p});
       record(rows);
       const auto room = loaded.frames().make_room(rows.ids.size());
       loaded.load_rows(rows, room.get());
-      record(loaded.export_partition(p));
+      record(loaded.export_rows({p}));
     }
   }
 };
@@ -203,7 +196,7 @@ std::vector<double> answers_of(TableConfig config, Tier tier, EngineKind engine 
   Drive drive(config);
   drive.run();
   if (tier == Tier::kSsd) {
-    const ResidencyStats stats = drive.table->residency()->stats();
+    const ResidencyStats stats = drive.table->frames().residency()->stats();
     CHECK(stats.misses > 100);
     CHECK(stats.fetched > 10);
   }
@@ -338,7 +331,7 @@ TEST_CASE("what is read beside training on a disk is before or after a step") {
       for (std::thread& reader : readers) reader.join();
       CHECK(num_wrong == 0);
       CHECK(num_read >= 100);
-      CHECK(groups.table->residency()->stats().misses > 100);
+      CHECK(groups.table->frames().residency()->stats().misses > 100);
     }
 }
 

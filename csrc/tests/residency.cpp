@@ -44,10 +44,9 @@ auto locked(Table& table, F&& work) {
 }
 
 Rows all_rows(Table& table) {
-  const std::lock_guard lock(table.mutex());
   Rows all;
-  for (int p = 0; p < kPartitions; p++) {
-    const ExportedRows rows = table.export_partition(p);
+  for (int p = 0; p < kPartitions; p += 4) {
+    const ExportedRows rows = table.export_rows({p, p + 1, p + 2, p + 3});
     all.insert(all.end(), rows.ids.begin(), rows.ids.end());
     for (const auto* column : {&rows.values, &rows.state}) all.insert(all.end(), column->begin(), column->end());
     all.insert(all.end(), rows.seen.begin(), rows.seen.end());
@@ -177,7 +176,7 @@ TEST_CASE("a batch that meets a broken read changes nothing, and training goes o
       CHECK(went_well > 10);
       CHECK(unread > 10);
       both.check_equal();
-      CHECK(both.on_disk->residency()->num_pinned() == 0);
+      CHECK(both.on_disk->frames().residency()->num_pinned() == 0);
     }
 }
 
@@ -232,15 +231,9 @@ TEST_CASE("a snapshot or a load that meets a broken read fails by name, and the 
       if (&table == both.on_disk.get()) train(2);
       Rows all;
       for (int p = 0; p < kPartitions; p++) {
-        auto entries = locked(table, [&] { return table.snapshot_entries(p); });
-        sort_by_id(entries);
-        ExportedRows rows;
-        rows.resize(entries.size(), table.layout());
-        ColdRows cold = locked(table, [&] { return table.read_snapshot(p, entries.data(), 0, entries.size(), rows); });
-        table.finish(cold, rows);
+        const ExportedRows rows = table.snapshot_rows({p});
         all.insert(all.end(), rows.ids.begin(), rows.ids.end());
         for (const auto* column : {&rows.values, &rows.state}) all.insert(all.end(), column->begin(), column->end());
-        locked(table, [&] { table.drop_images(p); });
       }
       locked(table, [&] { table.end_snapshot(true); });
       return all;
@@ -252,14 +245,7 @@ TEST_CASE("a snapshot or a load that meets a broken read fails by name, and the 
       both.break_reads(kind);
       std::string message;
       try {
-        for (int p = 0; p < kPartitions; p++) {
-          const auto entries = locked(table, [&] { return table.snapshot_entries(p); });
-          ExportedRows rows;
-          rows.resize(entries.size(), both.on_disk->layout());
-          ColdRows cold =
-              locked(table, [&] { return table.read_snapshot(p, entries.data(), 0, entries.size(), rows); });
-          table.finish(cold, rows);
-        }
+        for (int p = 0; p < kPartitions; p++) table.snapshot_rows({p});
       } catch (const RecordLost& lost) { message = lost.message; }
       CHECK(names_row(message));
       both.disk->heal();
@@ -277,7 +263,7 @@ TEST_CASE("a snapshot or a load that meets a broken read fails by name, and the 
       };
       both.break_reads(kind);
       for (int p = 0; message.empty() && p < kPartitions; p++) try {
-          rows = both.in_ram->export_partition(p);
+          rows = both.in_ram->export_rows({p});
           load();
         } catch (const RecordLost& lost) { message = lost.message; }
       CHECK(names_row(message));
@@ -298,29 +284,13 @@ TEST_CASE("a snapshot is read while rows learn on another thread") {
     all.insert(all.end(), rows.ids.begin(), rows.ids.end());
     for (const auto* column : {&rows.values, &rows.state}) all.insert(all.end(), column->begin(), column->end());
   };
-  for (int p = 0; p < kPartitions; p++)
-    locked(*both.on_disk, [&] { add(expected, both.on_disk->export_partition(p)); });
+  for (int p = 0; p < kPartitions; p += 2) add(expected, both.on_disk->export_rows({p, p + 1}));
   {
     const std::lock_guard lock(both.on_disk->mutex());
     both.on_disk->begin_snapshot(false);
   }
   std::thread reader([&] {
-    for (int p = 0; p < kPartitions; p++) {
-      std::vector<SnapshotEntry> entries;
-      ColdRows cold;
-      ExportedRows rows;
-      {
-        const std::lock_guard lock(both.on_disk->mutex());
-        entries = both.on_disk->snapshot_entries(p);
-        sort_by_id(entries);
-        rows.resize(entries.size(), both.on_disk->layout());
-        cold = both.on_disk->read_snapshot(p, entries.data(), 0, entries.size(), rows);
-      }
-      both.on_disk->finish(cold, rows);
-      add(got, rows);
-      const std::lock_guard lock(both.on_disk->mutex());
-      both.on_disk->drop_images(p);
-    }
+    for (int p = 0; p < kPartitions; p += 2) add(got, both.on_disk->snapshot_rows({p, p + 1}, 7));
   });
   for (int i = 0; i < 60; i++) {
     const auto ids = draw_ids(draw, 150, 4000);
@@ -492,7 +462,7 @@ struct Plans {
           break;
         }
       }
-      CHECK(both.on_disk->residency()->num_pinned() <= 400);
+      CHECK(both.on_disk->frames().residency()->num_pinned() <= 400);
       for (const Pair& pair : pairs)  // the frames of each plan alive are still its own
         if (pair.of_ram && draw.below(8) == 0) {
           std::vector<float> of_ram(static_cast<size_t>(pair.of_ram->num_unique(0)) * 3), of_disk(of_ram.size());
@@ -504,7 +474,7 @@ struct Plans {
     }
     pairs.clear();
     both.check_equal();
-    CHECK(both.on_disk->residency()->num_pinned() == 0);
+    CHECK(both.on_disk->frames().residency()->num_pinned() == 0);
     CHECK(num_fit > 50);
     CHECK(num_full > 20);
     CHECK(num_merged > 20);

@@ -54,30 +54,13 @@ void add(Picture& picture, const ExportedRows& rows) {
 
 Picture everything(Table& table) {
   Picture picture;
-  for (int p = 0; p < kPartitions; p++) add(picture, table.export_partition(p));
+  for (int p = 0; p < kPartitions; p++) add(picture, table.export_rows({p}));
   return picture;
 }
 
 Picture read(Table& table) {
   Picture picture;
-  for (int p = 0; p < kPartitions; p++) {
-    std::vector<SnapshotEntry> entries;
-    {
-      std::lock_guard lock(table.mutex());
-      entries = table.snapshot_entries(p);
-    }
-    sort_by_id(entries);
-    ExportedRows rows;
-    rows.resize(entries.size(), table.layout());
-    for (size_t i = 0; i < entries.size(); i += 7) {
-      std::lock_guard lock(table.mutex());
-      ColdRows cold = table.read_snapshot(p, entries.data(), i, std::min<size_t>(7, entries.size() - i), rows);
-      table.finish(cold, rows);
-    }
-    add(picture, rows);
-    std::lock_guard lock(table.mutex());
-    table.drop_images(p);
-  }
+  for (int p = 0; p < kPartitions; p++) add(picture, table.snapshot_rows({p}, 7));
   return picture;
 }
 

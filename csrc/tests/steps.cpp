@@ -83,7 +83,7 @@ struct Group {
     std::map<std::pair<size_t, int64_t>, std::vector<float>> all;
     for (size_t t = 0; t < tables.size(); t++)
       for (int p = 0; p < kPartitions; p++) {
-        const ExportedRows rows = tables[t]->export_partition(p);
+        const ExportedRows rows = tables[t]->export_rows({p});
         const size_t dim = static_cast<size_t>(tables[t]->config().dim),
                      width = static_cast<size_t>(tables[t]->layout().state_width);
         for (size_t i = 0; i < rows.ids.size(); i++) {

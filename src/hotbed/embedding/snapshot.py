@@ -111,9 +111,7 @@ class Snapshot:
         waiting: list[Mapping[str, NDArray[Any]]] = []
         numbers: list[NDArray[np.uint8]] = []
         num_rows = 0
-        for partition in partitions:
-            rows = self._native.snapshot_rows(partition)
-            self.read_bytes += rows.pop("read_bytes")
+        for partition, rows in by_partition(self._read, partitions, self._native):
             if n := len(rows["id"]):
                 waiting.append(rows)
                 numbers.append(np.full(n, partition, np.uint8))
@@ -125,6 +123,11 @@ class Snapshot:
                 num_rows = 0
         if waiting:
             yield _together(numbers, waiting, self._state_width)
+
+    def _read(self, partitions: list[int]) -> dict[str, Any]:
+        rows: dict[str, Any] = self._native.snapshot_rows(partitions)
+        self.read_bytes += rows["read_bytes"]
+        return rows
 
     def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
         """Yield tombstones: partition and id of rows removed since the last snapshot.
@@ -160,6 +163,35 @@ class Snapshot:
         self._native = None
         if native is not None:
             native.end_snapshot(saved=saved and self._takes)
+
+
+def by_partition(
+    read: Callable[[list[int]], dict[str, Any]], partitions: Iterable[int], native: Any
+) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """Yield the rows of each partition as flat arrays by column.
+
+    `read`: returns those of several partitions of the table `native`, with their sizes. It is asked
+    for as many at once as the table reads together.
+    """
+    numbers = list(partitions)
+    width = native.num_read_together()
+    for first in range(0, len(numbers), width):
+        group = numbers[first : first + width]
+        columns = read(group)
+        del columns["read_bytes"]
+        sizes = columns.pop("sizes")
+        lanes = {name: len(array) // max(sum(sizes), 1) for name, array in columns.items()}
+        begin = 0
+        for partition, size in zip(group, sizes, strict=True):
+            end = begin + size
+            yield (
+                partition,
+                {
+                    name: array[begin * lanes[name] : end * lanes[name]]
+                    for name, array in columns.items()
+                },
+            )
+            begin = end
 
 
 def _together(

@@ -41,7 +41,16 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import Owned, Snapshot, Spread, empty_batch, flat_rows, owned_rows, row_batch
+from .snapshot import (
+    Owned,
+    Snapshot,
+    Spread,
+    by_partition,
+    empty_batch,
+    flat_rows,
+    owned_rows,
+    row_batch,
+)
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -576,15 +585,15 @@ class Table:
         with `partitions`, empty partitions yield none.
         """
         empty = partitions is None
-        for partition in range(PARTITIONS) if partitions is None else partitions:
-            rows = self.native.export_partition(partition)
+        numbers = range(PARTITIONS) if partitions is None else partitions
+        for partition, rows in by_partition(self.native.export_rows, numbers, self.native):
             if len(rows["id"]):
                 empty = False
                 yield row_batch(
                     np.full(len(rows["id"]), partition, np.uint8), rows, self.state_width
                 )
         if empty:
-            yield empty_batch(self.dim, self.state_width, self.native.export_partition(0))
+            yield empty_batch(self.dim, self.state_width, self.native.export_rows([0]))
 
     def track(self, on: bool = True) -> None:
         """Record which rows change or are removed, for `snapshot(changes=True)`.

@@ -85,6 +85,21 @@ def test_a_disk_that_takes_no_more_is_an_error_and_the_rows_stay_readable(tmp_pa
     assert table.lookup(IDS).tobytes() == before
 
 
+@pytest.mark.parametrize("read", ["snapshot", "export"])
+def test_a_whole_table_is_read_block_by_block_once(tmp_path: Path, read: str) -> None:
+    table = table_in(tmp_path)
+    before = table.tier_stats
+    if read == "snapshot":
+        with table.snapshot() as rows:
+            ids = np.concatenate([batch["id"].to_numpy() for batch in rows.rows()])
+        assert rows.read_bytes < 1.3 * before["live_bytes"]
+    else:
+        ids = np.concatenate([batch["id"].to_numpy() for batch in table.export()])
+    assert np.array_equal(np.sort(ids), IDS)
+    num_reads = table.tier_stats["num_reads"] - before["num_reads"]
+    assert num_reads < before["live_bytes"] / 2**15  # of at most 2**16 bytes each
+
+
 def test_a_tier_is_what_its_description_says(tmp_path: Path) -> None:
     for tier in (hb.Ram(), hb.Ssd(tmp_path, 5), hb.Ssd("x", 7, fetch=0, engine="threads")):
         assert build(describe(tier), Tier, "tier") == tier
