@@ -17,7 +17,7 @@ import pytest
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 from hotbed.serving.server.endpoints.relay import HEAD_BYTES, FrameCheck
 
-from .conftest import Process, at_once
+from .conftest import Process, Running, at_once
 from .test_half_calls import INFER, PREFACE, begin, frame
 
 BEGIN = PREFACE + frame(4, 0, 0)  # SETTINGS
@@ -158,6 +158,40 @@ def test_floods_cost_a_server_no_memory(
             assert live(b"", timeout=20) == b"\x08\x01"
     server.stop()
     assert sum("closed a connection from 127.0.0.1" in line for line in server.lines) == 1
+    assert not [line for line in server.lines if "ERROR" in line]
+
+
+def streams_answered(client: socket.socket, seconds: float) -> set[int]:
+    """Return the streams of the frames that arrive within a time."""
+    client.settimeout(seconds)
+    data = b""
+    with contextlib.suppress(TimeoutError):
+        while part := client.recv(1 << 16):
+            data += part
+    streams = set()
+    while len(data) >= 9:
+        streams.add(int.from_bytes(data[5:9]))
+        data = data[9 + int.from_bytes(data[:3]) :]
+    return streams
+
+
+def test_calls_wait_until_the_client_has_acknowledged_the_settings(exported: Path) -> None:
+    running = Running(exported, request_seconds=1)
+    assert running.server.grpc_port is not None
+    place = ("127.0.0.1", running.server.grpc_port)
+    live = begin(f"/{SERVICE}/ServerLive") + frame(0, 1, 1, bytes(5))
+    with socket.create_connection(place) as client, socket.create_connection(place) as flood:
+        client.sendall(live)
+        flood.sendall(BEGIN + CALL + frame(0, 0, 1, b"x" * 16384) * 20)
+        assert streams_answered(client, 0.2) == {0}
+        client.sendall(ACK)
+        assert streams_answered(client, 0.3) == {0, 1}
+        with contextlib.suppress(ConnectionResetError):
+            assert streams_answered(flood, 5) <= {0}, "it is closed"
+    with socket.create_connection(place) as client, contextlib.suppress(ConnectionResetError):
+        client.sendall(live)
+        assert streams_answered(client, 5) == {0}, "it is closed after a second"
+    running.close()
 
 
 def test_long_metadata_and_messages_pass(exported: Path) -> None:

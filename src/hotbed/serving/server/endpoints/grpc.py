@@ -722,7 +722,7 @@ async def start_grpc(
     roles = {f"/{service.name}/{call}": role for call, role in service.roles.items()}
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most_connections = min(most_files // 2 // FILES, _MOST_CONNECTIONS)
-    relay = Relay(most_connections, service.connection_closed)
+    relay = Relay(most_connections, request_seconds, service.connection_closed)
     arrivals = ArrivalLimit(request_seconds)
     gates = [Gate(tokens, open_methods, roles, relay.host_of), arrivals]
     all_options = {**options, "grpc.server_handshake_timeout_ms": math.ceil(request_seconds * 1000)}
@@ -733,5 +733,5 @@ async def start_grpc(
     server.add_generic_rpc_handlers((UnknownMethods(),))  # the last one
     server.add_insecure_port(relay.address)
     await server.start()
-    await relay.listen(listener, tls, request_seconds)
+    await relay.listen(listener, tls)
     return GrpcServer(server, listener.getsockname()[1], relay, health, arrivals)

@@ -2,8 +2,9 @@
 """Connections of gRPC clients, on their way to the library: TLS ends here, and floods of frames.
 
 The library keeps up to 16 MiB of the head of a call whose client has not acknowledged its settings,
-and a connection may send frames that belong to no call without end. So it listens at a socket of
-this process only. Each connection is relayed to it, and closed at the first frame beyond a bound.
+takes calls from such a client, and a connection may send frames that belong to no call without end.
+So it listens at a socket of this process only. Each connection is relayed to it from the moment on
+that it acknowledges the settings, and closed at the first frame beyond a bound.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from hotbed.serving.stores.locking import TemporaryFolder
 log = logging.getLogger("hotbed.serving")
 HEAD_BYTES = 64 << 10
 """The most bytes of the head of a call, and of all heads before SETTINGS are acknowledged."""
+EARLY_BYTES = 192 << 10
+"""The most bytes of a client that has not acknowledged: heads, and the windows of its messages."""
 FILES = 3
 """The files that a connection takes."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -42,13 +45,17 @@ _MOST_LOGGED = 1024  # addresses whose connections were closed, which are logged
 
 
 class FrameCheck:
-    """Follows the HTTP/2 frames that a client sends, by their heads."""
+    """Follows the HTTP/2 frames that a client sends, by their heads.
+
+    Attributes:
+        is_acknowledged: whether the client has acknowledged the settings of the server.
+    """
 
     def __init__(self) -> None:
+        self.is_acknowledged = False
         self._skipped = 0  # bytes of the frame under way that have not come yet
         self._rest = b""  # the begin of the head of a frame
         self._has_preface = False
-        self._is_acknowledged = False
         self._head_bytes = 0  # of the head of a call that has not ended
         self._frames = _MOST_FRAMES  # that the client may still send
         self._time = time.monotonic()
@@ -92,10 +99,10 @@ class FrameCheck:
                 return f"a head of more than {HEAD_BYTES} bytes"
             if flags & _END_HEADERS:
                 self._frames += _FRAMES_A_CALL
-                if self._is_acknowledged:
+                if self.is_acknowledged:
                     self._head_bytes = 0
         elif kind == _SETTINGS and flags & _ACK:
-            self._is_acknowledged = True
+            self.is_acknowledged = True
             self._head_bytes = 0
         self._frames -= 1
         return "" if self._frames > 0 else self._refill()
@@ -112,15 +119,19 @@ class Relay:
 
     Args:
         most_connections: at the same time; further ones are closed.
+        begin_seconds: limit for a client to acknowledge the settings, TLS included.
         closed: called for each connection that is closed at a bound.
 
     Attributes:
         address: what the gRPC server has to listen at.
     """
 
-    def __init__(self, most_connections: int, closed: Callable[[], None]) -> None:
+    def __init__(
+        self, most_connections: int, begin_seconds: float, closed: Callable[[], None]
+    ) -> None:
         self._folder = TemporaryFolder("hotbed-grpc-")
         self.address = f"unix:{self._folder.path / 'server'}"
+        self.begin_seconds = begin_seconds
         self._most_connections = most_connections
         self._closed = closed
         self._clients: dict[str, _Outer] = {}  # by what gRPC takes for their address
@@ -128,9 +139,7 @@ class Relay:
         self._logged = set[str]()
         self._server: asyncio.Server | None = None
 
-    async def listen(
-        self, listener: socket.socket, tls: SSLContext | None, handshake_seconds: float
-    ) -> None:
+    async def listen(self, listener: socket.socket, tls: SSLContext | None) -> None:
         """Take the connections that arrive at a socket."""
         loop = asyncio.get_running_loop()
         if tls is None:
@@ -141,7 +150,7 @@ class Relay:
             lambda: _Outer(self),
             sock=listener,
             ssl=tls,
-            ssl_handshake_timeout=handshake_seconds,
+            ssl_handshake_timeout=self.begin_seconds,
             ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
         )
 
@@ -232,8 +241,9 @@ class _Outer(_Side):
         self._check = FrameCheck()
         self.host = ""
         self._name = ""
-        self._early = b""  # what came before there was a connection to the gRPC server
+        self._early = bytearray()  # what is not relayed yet
         self._connecting: asyncio.Task[None] | None = None
+        self._limit: asyncio.TimerHandle | None = None  # for it to be acknowledged
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -244,6 +254,8 @@ class _Outer(_Side):
             return
         self._name, connection = connected
         self._connecting = asyncio.create_task(self._connect(connection))
+        loop = asyncio.get_running_loop()
+        self._limit = loop.call_later(self._relay.begin_seconds, self._end)
 
     async def _connect(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -253,25 +265,47 @@ class _Outer(_Side):
             other.abort()
             return
         self.other = other
-        other.write(self._early)
-        self._early = b""
-        self.transport.resume_reading()
+        self._relay_early()
 
     def data_received(self, data: bytes) -> None:
         violation = self._check.violation(data)
+        is_early = not self._check.is_acknowledged
+        if not violation and is_early and len(self._early) + len(data) > EARLY_BYTES:
+            violation = f"{EARLY_BYTES} bytes before it acknowledged the settings"
         if violation:
             self._relay.violated(self.host, violation)
-            self.transport.abort()
-            if self.other is not None:
-                self.other.abort()
-        elif self.other is not None:
-            self.other.write(data)
-        else:
+            self._end()
+        elif self._limit is not None:
             self._early += data
+            self._relay_early()
+        elif self.other is not None and not self.other.is_closing():
+            self.other.write(data)
+
+    def _relay_early(self) -> None:
+        """Begin to relay, once the client has acknowledged and the server is connected."""
+        if not self._check.is_acknowledged:
+            return
+        if self.other is None:
             self.transport.pause_reading()
+            return
+        self._cancel_limit()
+        self.other.write(bytes(self._early))
+        self._early.clear()
+        self.transport.resume_reading()
+
+    def _cancel_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _end(self) -> None:
+        """Close at once, and drop what waits to be sent."""
+        self.transport.abort()
+        if self.other is not None:
+            self.other.abort()
 
     def eof_received(self) -> bool:
-        if self.other is None or self.other.is_closing():
+        if self._limit is not None or self.other is None or self.other.is_closing():
             return False
         self.other.write_eof()
         # TLS cannot be closed by half
@@ -279,6 +313,7 @@ class _Outer(_Side):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._cancel_limit()
         self._relay.disconnected(self._name)
 
 
@@ -290,6 +325,6 @@ class _Inner(_Side):
         self._check = check
 
     def data_received(self, data: bytes) -> None:
-        if self.other is not None:
+        if self.other is not None and not self.other.is_closing():
             self._check.answered(len(data))
             self.other.write(data)
