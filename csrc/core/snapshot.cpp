@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kAhead = 16;
 // Of a snapshot, rows that are read while the table is locked once: where they lie on a disk, as many as it reads well.
-constexpr size_t kRowsAtOnce = 4096, kBytesAtOnce = size_t{16} << 20;
+constexpr size_t kRowsAtOnce = 4096, kBytesAtOnce = size_t{8} << 20;
 
 constexpr int kMaxDigitBits = 12;
 constexpr uint64_t kSign = uint64_t{1} << 63;

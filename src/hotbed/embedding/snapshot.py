@@ -180,18 +180,21 @@ def by_partition(
         columns = read(group)
         del columns["read_bytes"]
         sizes = columns.pop("sizes")
+        if len(group) == 1:
+            yield group[0], columns
+            continue
         lanes = {name: len(array) // max(sum(sizes), 1) for name, array in columns.items()}
         begin = 0
         for partition, size in zip(group, sizes, strict=True):
             end = begin + size
-            yield (
-                partition,
-                {
-                    name: array[begin * lanes[name] : end * lanes[name]]
-                    for name, array in columns.items()
-                },
-            )
+            # copies: no array of a group lives on while the next one is read
+            rows = {
+                name: array[begin * lanes[name] : end * lanes[name]].copy()
+                for name, array in columns.items()
+            }
+            yield partition, rows
             begin = end
+        del columns
 
 
 def _together(

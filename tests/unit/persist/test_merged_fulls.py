@@ -65,3 +65,21 @@ def test_a_merge_that_fails_leaves_the_delta_and_training_goes_on(
     states = [open_checkpoint(tmp_path / name) for name in ("memory", "disk")]
     assert states[1].manifest.kind == "delta"
     assert content_digest(states[0]) == content_digest(states[1])
+
+
+def test_rows_are_merged_some_ten_thousand_at_a_time(tmp_path: Path) -> None:
+    table = hb.Table("user", 4)
+    table.find_or_insert(np.arange(150_000))
+    table.track()
+    state = hb.checkpoints.State(tables={"user": table})
+    saver = hb.checkpoints.Saver(tmp_path)
+    saver.submit(hb.checkpoints.capture(state))
+    saver.wait()
+    table.find_or_insert(np.arange(-100, 0))
+    saver.submit(hb.checkpoints.capture(state, changes=True), merges=True)
+    saver.wait()
+    reader = open_checkpoint(tmp_path)
+    assert reader.manifest.compacted
+    sizes = [batch.num_rows for batch in reader.newest_link.parts("user")]
+    assert sum(sizes) == 150_100
+    assert max(sizes) < 1 << 16

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hotbed.parallel import Shard
 
 BATCH_ROWS = 4096
+_MERGED_ROWS = 1 << 16  # that lie in memory at once, more than once, while files are merged
 _COUNTED = ("admitted", "refused", "evicted", "evicted_by")  # scalars that count rows
 
 
@@ -164,16 +165,18 @@ def write_merged(
     `columns`: write only these, as far as the table has them; None: all.
     """
     entry = reader.entry(name)
-    spans = partition_ranges(entry.rows)
-    merged = reader.spans(name, spans)
+    pieces = partition_ranges(entry.rows, _MERGED_ROWS)
+    merged = zip(pieces, reader.spans(name, pieces), strict=True)
 
-    def next_span(span: range) -> Iterator[pa.RecordBatch]:
-        batch = next(merged)
-        if batch is not None:
-            yield batch if columns is None else with_columns(batch, columns)
+    def rows_of(span: range) -> Iterator[pa.RecordBatch]:
+        for piece, batch in merged:
+            if batch is not None:
+                yield batch if columns is None else with_columns(batch, columns)
+            if piece.stop == span.stop:
+                return
 
     folder = table_folder(number, name)
-    parts = _write_parts(writer, f"{folder}/rows", spans, next_span)
+    parts = _write_parts(writer, f"{folder}/rows", partition_ranges(entry.rows), rows_of)
     return replace(entry, parts=parts, removed=())
 
 
