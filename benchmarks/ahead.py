@@ -56,7 +56,7 @@ def encoded(dataset: hb.Dataset, model: hb.RecModel) -> Any:
 
 
 def mapped(dataset: hb.Dataset, model: hb.RecModel) -> Any:
-    planner = Planner(model.network)
+    planner = Planner.of(model.network)
     return [planner.plan(example_of(batch)).batch for batch in dataset]
 
 

@@ -576,6 +576,19 @@ def test_classes_have_few_public_methods() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("folder", ["embedding/lookups", "parallel", "training/stages"])
+def test_a_class_of_a_step_is_abstract_or_final(folder: str) -> None:
+    """Places for rows and ways through a step are values: none inherits from another one."""
+    classes = {
+        node.name: {ast.unparse(base).partition("[")[0] for base in node.bases}
+        for path in sorted((SOURCE / folder).glob("*.py"))
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+    }
+    final = {name for name, bases in classes.items() if not bases & {"ABC", "Protocol"}}
+    assert {name: bases & final for name, bases in classes.items() if bases & final} == {}
+
+
 # Module constants that tests patch, each with the reason why it is not an argument. A new constant
 # becomes an argument of an internal function or class instead.
 PATCHED_CONSTANTS = {

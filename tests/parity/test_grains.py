@@ -13,7 +13,7 @@ import itertools
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,10 @@ import hotbed as hb
 from hotbed.embedding.lookups import Feature, LocalLookup
 from hotbed.embedding.native import num_threads
 from hotbed.models.layers import BatchNorm
+from hotbed.parallel import dense
 from hotbed.persist import content_digest
 from hotbed.training.callbacks import ClipGradients
-from hotbed.training.stages import grains
-from hotbed.training.stages.grains import GrainLearner
+from hotbed.training.stages.grains import Grains
 
 GRAINS = 8
 STEPS = 10
@@ -227,7 +227,7 @@ def by_pairs(lookup: LocalLookup, parts: Sequence[Any]) -> Any:
     return lookup.join(present) if present else None
 
 
-class AnyOrder(GrainLearner):
+class AnyOrder(Grains):
     """Computes the grains of a step in a random order, after others have drawn numbers."""
 
     order = random.Random(11)
@@ -247,15 +247,16 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plain()
-    join_values = grains.joined
+    join_values = dense.joined
 
-    def join_grains(self: LocalLookup, layout: Any, mapped: Any, parts: Sequence[Any]) -> Any:
-        return joined_in_ranks(parts, lambda of_block: by_pairs(self, of_block), ranks)
+    def join_grains(self: LocalLookup, asked: Any, parts: Sequence[Any]) -> Any:
+        def join(of_module: Sequence[Any]) -> Any:
+            return joined_in_ranks(of_module, lambda of_block: by_pairs(self, of_block), ranks)
 
-    monkeypatch.setattr("hotbed.training.make_learner.GrainLearner", AnyOrder)
-    monkeypatch.setattr(
-        grains, "joined", lambda values: joined_in_ranks(values, join_values, ranks)
-    )
+        return lambda: list(map(join, parts))
+
+    monkeypatch.setattr("hotbed.training.stages.learner.Grains", AnyOrder)
+    monkeypatch.setattr(dense, "joined", lambda values: joined_in_ranks(values, join_values, ranks))
     monkeypatch.setattr(LocalLookup, "join_grains", join_grains)
     assert learn() == expected
 
@@ -266,8 +267,10 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
 def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain()
 
-    def flat(self: LocalLookup, layout: Any, mapped: Any, parts: Sequence[Any]) -> Any:
-        return self.join([part for part in parts if part is not None])
+    def flat(self: LocalLookup, asked: Any, parts: Sequence[Any]) -> Any:
+        return lambda: [
+            self.join([part for part in of_module if part is not None]) for of_module in parts
+        ]
 
     monkeypatch.setattr(LocalLookup, "join_grains", flat)
     assert learn().tables != expected.tables
@@ -275,10 +278,11 @@ def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPa
 
 def test_a_flat_sum_of_dense_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(values: Sequence[Tensor | None]) -> Tensor | None:
-        return functools.reduce(operator.add, [value for value in values if value is not None])
+        present = [value for value in values if value is not None]
+        return functools.reduce(operator.add, present) if present else None
 
     expected = plain()
-    monkeypatch.setattr(grains, "joined", flat)
+    monkeypatch.setattr(dense, "joined", flat)
     assert learn().network != expected.network
 
 
@@ -288,14 +292,13 @@ def test_ids_that_are_counted_feature_by_feature_are_other_rows(
 ) -> None:
     """A second map, which changes no table, gives the plan of the step; the first one counts."""
     expected = plain()
-    map_ids = LocalLookup.map
+    ask = LocalLookup.ask
 
-    def counted_first(self: Any, *inputs: Any, grain_ends: Sequence[int], **keywords: Any) -> Any:
-        map_ids(self, *inputs, grain_ends=grain_ends if by_grains else (), **keywords)
-        keywords["training"] = False
-        return map_ids(self, *inputs, grain_ends=grain_ends, **keywords)
+    def counted_first(self: Any, wanted: Any) -> Any:
+        ask(self, wanted if by_grains else replace(wanted, grain_ends=()))
+        return ask(self, replace(wanted, training=False))
 
-    monkeypatch.setattr(LocalLookup, "map", counted_first)
+    monkeypatch.setattr(LocalLookup, "ask", counted_first)
     stats = learn().stats
     others = {name for name in stats if stats[name] != expected.stats[name]}
     if by_grains:

@@ -473,18 +473,18 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.parallel import Ranks, RankShard, TableExchange
     from hotbed.persist.container.format import CheckpointWriter
     from hotbed.persist.state import checkpoint
-    from hotbed.training.stages.grains import GrainLearner
-    from hotbed.training.stages.learner import StepLearner
+    from hotbed.training.stages.grains import Grains
+    from hotbed.training.stages.passes import NetworkPass
 
     return {
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
-        "mapping": (StepLearner, "forward"),
-        "grain": (GrainLearner, "_run_one"),
-        "ahead": (LocalLookup, "map"),
+        "mapping": (NetworkPass, "forward"),
+        "grain": (Grains, "_run_one"),
+        "ahead": (LocalLookup, "ask"),
         "lookup": (LocalLookup, "pool"),
         "asking": (TableExchange, "ask"),
-        "fetching": (TableExchange, "fetch"),
+        "fetching": (TableExchange, "take"),
         "exchange": (Ranks, "exchange"),
         "deciding": (Ranks, "from_first"),
         "backward": (torch.Tensor, "backward"),

@@ -4,10 +4,10 @@
 calls.py        RankCall: what a rank asks the others to do together, and from where
 connections.py  connect the ranks of a job, and see that messages pass
 counters.py     the counters of tables, added over ranks
-dense.py        DenseExchange: losses, gradients and buffers of the dense part, added over ranks
+dense.py        DensePart: what the grains of a step leave of the dense part, joined
+envelope.py     Envelope: messages of several parts of a step, which go to the other ranks together
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
 forecast.py     predict memory, bytes and seconds of a step on several ranks
-halves.py       the order in which values of grains are added
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed, and in warnings
@@ -23,28 +23,27 @@ traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and 
 world.py        the number of processes that train, and whether and how they may
 """
 
-from .calls import RankCall, at
+from .calls import at
 from .counters import Counters, sum_counters
-from .dense import DenseExchange
+from .dense import DenseExchange, DensePart, LocalDense, RankDense, joined
 from .exchange import TableExchange
-from .halves import joined
-from .ids import AskedIds
 from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
 from .ranks import Ranks, Requirement, digest_of, together
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard, edits_of
 from .software import digest_of_files
-from .traffic import RankWork, Traffic
+from .traffic import RankWork
 
 __all__ = [
     "WHOLE",
-    "AskedIds",
     "Counters",
+    "DensePart",
     "DenseExchange",
+    "LocalDense",
     "OwnBatchLookup",
     "Placement",
-    "RankCall",
+    "RankDense",
     "RankShard",
     "RankWork",
     "Ranks",
@@ -52,7 +51,6 @@ __all__ = [
     "Shard",
     "ShardedLookup",
     "TableExchange",
-    "Traffic",
     "at",
     "digest_of",
     "digest_of_files",

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ranks import Ranks
-
 Counters = dict[str, dict[str, int]]
 """Of each table by name, its counters by name."""
 
 
-def sum_counters(ranks: Ranks, moments: Sequence[Counters]) -> list[Counters]:
-    """Return the counters at some moments, of all ranks; each rank must ask."""
+def sum_counters(every: Sequence[Sequence[Counters]]) -> list[Counters]:
+    """Return the counters at some moments, of all ranks; `every`: those of each rank."""
     totals: list[Counters] = []
-    for of_ranks in zip(*ranks.gather_objects(moments), strict=True):
+    for of_ranks in zip(*every, strict=True):
         total: Counters = {}
         for name, counts in ((name, c) for of_rank in of_ranks for name, c in of_rank.items()):
             sums = total.setdefault(name, {})

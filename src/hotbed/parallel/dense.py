@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DenseExchange: losses, gradients and buffers of the dense part, added over ranks."""
+"""DensePart: the dense part of a step by grains, on one process or on the ranks of a job.
+
+A `LocalDense` has all grains. A `RankDense` adds what they leave over ranks, by `DenseExchange`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .halves import joined
+from hotbed.embedding.table import Table
+
+from .envelope import Letters, Talk
 from .placement import Placement
 from .ranks import Ranks
+from .traffic import RankWork, Traffic
 
 LINE = 64
 """Bytes of a line of memory: each value begins with one, as it does in memory of its own."""
@@ -103,3 +112,210 @@ class DenseExchange:
         num_values = self.num_values()
         received = self._ranks.exchange(self.to_owners(values), num_values)
         return self.totals(self._ranks.gather(self.share(received.split(num_values))))
+
+
+class DensePart(ABC):
+    """The dense part of a network, in a step that joins what its grains leave.
+
+    Every process that computes grains makes the same calls in the same order.
+
+    Attributes:
+        grains: the numbers of those that this process computes; None = all.
+    """
+
+    grains: range | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the grains are placed, which all processes must have alike."""
+        return {}
+
+    @abstractmethod
+    def begin(self, like: Sequence[Tensor]) -> None:
+        """Begin a training; `like`: tensors of the shapes of all values that `join` gets."""
+
+    @abstractmethod
+    def step(self, grain_ends: Sequence[int]) -> AbstractContextManager[None]:
+        """Return the block of the passes of a step, whose grains end before these samples."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """End a step whose update is made."""
+
+    @abstractmethod
+    def join(
+        self, values: Sequence[Sequence[Tensor | None]]
+    ) -> Callable[[], list[tuple[Tensor | None, int]]]:
+        """Begin to add values of grains by halves; return what waits for the sums.
+
+        It returns the sum of each value, None without any, and how many grains have it.
+
+        Args:
+            values: floats, [value][grain]; None is left out.
+        """
+
+    @abstractmethod
+    def side_by_side(
+        self, values: Mapping[str, Tensor], ends: Mapping[str, Sequence[int]]
+    ) -> dict[str, Tensor]:
+        """Return values of which each process has set the runs of its grains.
+
+        Args:
+            values: float32 [n] by name.
+            ends: by name, the places at which the runs of the grains end.
+        """
+
+    @abstractmethod
+    def work(self, tables: Iterable[Table]) -> list[RankWork]:
+        """Return what each rank did since `begin`; [] where there is one process."""
+
+
+class LocalDense(DensePart):
+    """All grains are computed here."""
+
+    def begin(self, like: Sequence[Tensor]) -> None: ...
+
+    def step(self, grain_ends: Sequence[int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def end_step(self) -> None: ...
+
+    def join(
+        self, values: Sequence[Sequence[Tensor | None]]
+    ) -> Callable[[], list[tuple[Tensor | None, int]]]:
+        return lambda: [(joined(of_grains), _num_present(of_grains)) for of_grains in values]
+
+    def side_by_side(
+        self, values: Mapping[str, Tensor], ends: Mapping[str, Sequence[int]]
+    ) -> dict[str, Tensor]:
+        return dict(values)
+
+    def work(self, tables: Iterable[Table]) -> list[RankWork]:
+        return []
+
+
+class RankDense(DensePart):
+    """Each rank computes some of the grains, and counts its work.
+
+    Args:
+        ranks: of the job.
+        placement: which of them computes which grains.
+    """
+
+    def __init__(self, ranks: Ranks, placement: Placement) -> None:
+        self._ranks = ranks
+        self._placement = placement
+        self.grains: range = placement.grains_of(ranks.rank)
+        self._count_anew()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        placement = self._placement
+        return {"grains": placement.grains, "whole_tables": sorted(placement.whole_tables)}
+
+    def begin(self, like: Sequence[Tensor]) -> None:
+        self._exchange = DenseExchange(self._ranks, self._placement, like, torch.float32)
+        dtypes = {tensor.dtype for tensor in like if tensor.is_floating_point()} - {torch.float32}
+        self._others = [
+            DenseExchange(self._ranks, self._placement, like, dtype)
+            for dtype in sorted(dtypes, key=str)
+        ]
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._steps = 0
+        self._samples = 0
+        self._traffic = Traffic()  # of steps, not of evaluations between them
+
+    def step(self, grain_ends: Sequence[int]) -> AbstractContextManager[None]:
+        ends = [0, *grain_ends]
+        self._samples += ends[self.grains.stop] - ends[self.grains.start]
+        self._ranks.traffic = self._traffic
+        self._ranks.envelope.drop()
+        return self._ranks.undivided()
+
+    def end_step(self) -> None:
+        self._steps += 1
+        self._ranks.traffic = Traffic()
+
+    def join(
+        self, values: Sequence[Sequence[Tensor | None]]
+    ) -> Callable[[], list[tuple[Tensor | None, int]]]:
+        return self._ranks.envelope.begin(self._joined(values))
+
+    def _joined(
+        self, values: Sequence[Sequence[Tensor | None]]
+    ) -> Talk[list[tuple[Tensor | None, int]]]:
+        """Let each rank add a share of the values, and send the sums to all."""
+        present = counts_as_floats(map(_num_present, values))
+        length = present.numel()
+        sizes = [length + size for size in self._exchange.num_values()]
+        blocks = [[present] * self._ranks.size, *self._exchange.to_owners(values)]
+        parts = yield Letters(blocks, sizes)
+        counts = added_counts([part[:length] for part in parts])
+        shares = yield self._exchange.share([part[length:] for part in parts])
+        totals = self._exchange.totals(shares)
+        for others in self._others:
+            totals |= others.totals_of(values)
+        return [
+            (totals.get(number) if count else None, count) for number, count in enumerate(counts)
+        ]
+
+    def side_by_side(
+        self, values: Mapping[str, Tensor], ends: Mapping[str, Sequence[int]]
+    ) -> dict[str, Tensor]:
+        if not values:
+            return {}
+        lengths = [len(of_grains) for of_grains in values.values()]
+        every = self._ranks.gather(torch.cat(list(values.values()))).split(lengths, dim=1)
+        whole = {}
+        for name, of_ranks in zip(values, every, strict=True):
+            starts = [0, *ends[name]]
+            parts = []
+            for rank, of_rank in enumerate(of_ranks):
+                run = self._placement.grains_of(rank)
+                parts.append(of_rank[starts[run.start] : starts[run.stop]])
+            whole[name] = torch.cat(parts)
+        return whole
+
+    def work(self, tables: Iterable[Table]) -> list[RankWork]:
+        here = RankWork(
+            self._ranks.rank,
+            self._steps,
+            self._samples,
+            sum(table.stats["rows"] for table in tables),
+            self._traffic.sent_bytes,
+            self._traffic.wait_seconds,
+        )
+        return self._ranks.gather_objects(here)
+
+
+def counts_as_floats(counts: Iterable[int]) -> Tensor:
+    """Return counts as the bits of float32 numbers, on their way among such numbers."""
+    return torch.tensor(list(counts), dtype=torch.int64).view(torch.float32)
+
+
+def added_counts(of_ranks: Sequence[Tensor]) -> list[int]:
+    """Return the sums of the counts of all ranks, from what each of them sent."""
+    every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in of_ranks])
+    counts: list[int] = every.sum(0).tolist()
+    return counts
+
+
+def _num_present(of_grains: Sequence[Tensor | None]) -> int:
+    return sum(value is not None for value in of_grains)
+
+
+def joined(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the values of grains, added by halves: (0 + 1) + (2 + 3).
+
+    None is left out. The size of the first half is the greatest power of two below that of all.
+    """
+    if len(values) == 1:
+        return values[0]
+    middle = 1 << (len(values) - 1).bit_length() - 1
+    first = joined(values[:middle])
+    second = joined(values[middle:])
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

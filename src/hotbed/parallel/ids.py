@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.embedding.lookups import LocalIds, Sums
+from hotbed.embedding.lookups import NativeIds, Sums, step_without_ids
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Answer, Question
 
@@ -47,7 +47,7 @@ class AskedIds:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnedIds(LocalIds):
+class OwnedIds(NativeIds):
     """The distinct ids of a batch of all ranks that this rank owns.
 
     Their sums are checked and measured together with those of the other ranks.
@@ -78,4 +78,4 @@ class OwnedIds(LocalIds):
         return squares
 
     def without_ids(self) -> OwnedIds:
-        return OwnedIds(self.tables, super().without_ids().step, ranks=self.ranks)
+        return OwnedIds(self.tables, step_without_ids(self.tables), ranks=self.ranks)

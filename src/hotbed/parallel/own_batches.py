@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,23 +14,28 @@ from torch import Tensor
 
 from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.lookups import (
+    Asked,
     Buckets,
     FeatureLayout,
     Group,
     HostIds,
     LocalIds,
-    LocalLookup,
     MappedIds,
+    NativeIds,
+    NativeLookup,
     Plan,
     Pooled,
+    Statistics,
     Sums,
+    WantedRows,
+    native_ids,
+    step_without_ids,
 )
-from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
 from .calls import at
+from .dense import joined
 from .exchange import TableExchange
-from .halves import joined
 from .ids import AskedIds
 from .placement import Placement
 from .ranks import Ranks
@@ -38,7 +43,7 @@ from .shards import edits_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TakenIds(LocalIds):
+class TakenIds(NativeIds):
     """The distinct ids of the batch of this rank, whose rows the owners sent.
 
     A rank does not know where others keep their rows: the slot of an id is its number here.
@@ -67,6 +72,9 @@ class TakenIds(LocalIds):
     def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
         places = self.ranks.gather_objects(super().find_nonfinite(sums))
         return next((place for place in places if place is not None), None)
+
+    def without_ids(self) -> MappedIds:
+        return LocalIds(self.tables, step_without_ids(self.tables))
 
 
 class OwnBatches:
@@ -124,8 +132,7 @@ class OwnBatches:
         with self._ranks.undivided():
             asked = exchange.ask(inputs, time, ends, training=training, values=values)
             plan = exchange.take_whole(asked, inputs)
-        local = plan.mapped
-        assert isinstance(local, LocalIds), "an exchange maps them"
+        local = native_ids(plan.mapped)
         fetched = TakenIds(
             local.tables,
             local.step,
@@ -152,7 +159,21 @@ class OwnBatches:
         return owned
 
 
-class OwnBatchLookup(LocalLookup):
+@dataclass(frozen=True)
+class OwnAsked:
+    """The ids of a batch of this rank that were asked for at once. `plans`: of each module."""
+
+    plans: list[Plan]
+
+    def wait(self) -> None: ...
+
+    def take_back(self) -> None: ...
+
+    def statistics(self) -> Statistics:
+        return {}
+
+
+class OwnBatchLookup(NativeLookup):
     """Performs the verbs over the rows of all ranks, for ranks that each have a batch of their own.
 
     The batches of all ranks are one batch, whose grains they are. Ids are mapped when they are
@@ -185,20 +206,28 @@ class OwnBatchLookup(LocalLookup):
         """Return the lookup of a copied module: the copy has the same connections."""
         return OwnBatchLookup(self._ranks, self._placement, self._averaged, self._fixed)
 
-    def map(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        *,
-        training: bool,
-        queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
-    ) -> Plan:
-        raise ConfigError(
-            "ranks: ids of batches that each rank has of its own are mapped when they are looked "
-            "up, got a batch to map ahead. Look it up as it is."
-        )
+    @at("lookup")
+    def ask(self, wanted: WantedRows) -> Asked:
+        if wanted.queue is not None or wanted.grain_ends:
+            raise ConfigError(
+                "ranks: ids of batches that each rank has of its own are mapped when they are "
+                "looked up, got a batch to map ahead. Look it up as it is."
+            )
+        modules = zip(wanted.layouts, wanted.inputs, strict=True)
+        time = wanted.time
+        training = wanted.training
+        return OwnAsked([self._batches.plan_of(*m, time, training=training) for m in modules])
+
+    def take(
+        self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
+    ) -> list[list[Plan | None]]:
+        assert isinstance(asked, OwnAsked), "this lookup was asked"
+        return [[plan] for plan in asked.plans]
+
+    def join_grains(
+        self, asked: Asked, parts: Sequence[Sequence[Sums | None]]
+    ) -> Callable[[], list[Sums | None]]:
+        return lambda: [part for (part,) in parts]
 
     @at("lookup")
     def pool(
@@ -210,9 +239,10 @@ class OwnBatchLookup(LocalLookup):
         *,
         training: bool,
         keeps: bool,
-    ) -> tuple[Pooled, LocalIds]:
-        plan = self._batches.plan_of(layout, inputs, time, training=training)
-        return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
+    ) -> tuple[Pooled, MappedIds]:
+        if plan is None:
+            plan = self._batches.plan_of(layout, inputs, time, training=training)
+        return self.pool_plan(layout, inputs, plan)
 
     @at("update")
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:

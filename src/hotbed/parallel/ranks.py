@@ -24,6 +24,7 @@ from hotbed.parallel.world import trains_together
 
 from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
 from .connections import call_timeout, connect, connect_again, shut
+from .envelope import Envelope
 from .log_lines import name_rank_in_logs
 from .roll_call import WATCH, Departure, WatchedCall, absent_ranks, departures, report_departure
 from .software import software
@@ -75,6 +76,7 @@ class Ranks:
         size: how many there are.
         traffic: what is sent from here is added to it; assign another one to count anew.
         place: where this process is, which each call tells the others.
+        envelope: of the messages of a step that go together.
 
     Raises:
         ConfigError: on every rank: they make different calls.
@@ -85,6 +87,7 @@ class Ranks:
         self._group = group
         self.traffic = Traffic()
         self.place = Place() if place is None else place
+        self.envelope = Envelope(self.exchange, self.gather)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._telling = threading.Lock()

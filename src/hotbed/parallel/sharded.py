@@ -3,23 +3,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import FeatureLayout, LocalIds, LocalLookup, Plan, Pooled, Sums
+from hotbed.embedding.lookups import (
+    Asked,
+    FeatureLayout,
+    MappedIds,
+    NativeLookup,
+    Plan,
+    Pooled,
+    Statistics,
+    Sums,
+    WantedRows,
+    native_ids,
+)
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
-from .ids import OwnedIds
+from .calls import RankCall
+from .dense import added_counts, counts_as_floats
+from .envelope import Letters, Talk
+from .exchange import TableExchange
+from .ids import AskedIds, OwnedIds
 from .own_batches import OwnBatches
 from .placement import Placement
 from .ranks import Ranks
+from .traffic import Traffic
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+GRACE_SECONDS = 5
+"""How long a rank that ends a pass waits for the others, which end it, too."""
+Layouts = tuple[FeatureLayout, ...]
 
 
-class ShardedLookup(LocalLookup):
-    """Performs the verbs over the rows of all ranks, for grains that a `TableExchange` mapped.
+@dataclass(frozen=True)
+class RankAnswer:
+    """What the owners of rows did with a wanted.
+
+    Attributes:
+        ids: those that were asked for.
+        statistics: of the tables of this rank, after its map.
+        sent_bytes: to other ranks, on connections of their own.
+    """
+
+    ids: AskedIds
+    statistics: Statistics
+    sent_bytes: int
+
+
+@dataclass(eq=False)
+class RankAsked:
+    """The ids of a batch of grains, which the owners of their rows are asked for.
+
+    Attributes:
+        wanted: what is asked.
+        values: what is equal on all ranks.
+        thread: asks; None = the question was asked at once.
+        answer: None = not begun.
+    """
+
+    wanted: WantedRows
+    values: Mapping[str, Any]
+    thread: AskingThread | None = None
+    answer: Future[RankAnswer] | None = None
+
+    def ask(self, exchange: TableExchange, *, logs: bool = False) -> AskedIds:
+        """Ask the owners; `logs`: whether the map may be taken back."""
+        return exchange.ask(
+            [ids for of_module in self.wanted.inputs for ids in of_module],
+            self.wanted.time,
+            self.wanted.grain_ends,
+            training=True,
+            values=self.values,
+            logs=logs,
+        )
+
+    def wait(self) -> None:
+        if self.thread is not None:
+            self.thread.wait_for(self)
+
+    def take_back(self) -> None:
+        if self.thread is None or self.answer is None:
+            return
+        try:
+            error = self.answer.exception(GRACE_SECONDS)
+        except TimeoutError:
+            return  # this rank has failed alone, and the others do not ask
+        if error is None:
+            self.answer.result().ids.take_back()
+
+    def statistics(self) -> Statistics:
+        if self.thread is None or self.answer is None:
+            return {}
+        return self.answer.result().statistics
+
+
+class AskingThread:
+    """Asks the questions of a pass over connections of its own, in the order of the batches.
+
+    So ranks need not ask at the same moment. Questions wait until the rows of the batch under way
+    are here. All ranks plan the same batches at the same step.
+
+    Args:
+        ranks: of the job.
+        placement: which of them owns which rows and computes which grains.
+    """
+
+    def __init__(self, ranks: Ranks, placement: Placement) -> None:
+        self._ranks = ranks
+        self._placement = placement
+        self._connections = ranks.another()
+        self._thread = ThreadPoolExecutor(1, "hotbed-map")
+        self._exchanges: dict[Layouts, TableExchange] = {}
+        self._queue: MapQueue | None = None
+        self._waiting: deque[RankAsked] = deque()
+        self._error: Exception | None = None  # of a question of this pass
+
+    def add(self, asked: RankAsked, queue: MapQueue) -> None:
+        """Let a question wait for its turn; `queue`: of the pass, which begins with a new one."""
+        if queue is not self._queue:
+            self._queue = queue
+            self._waiting.clear()
+            self._error = None
+        asked.thread = self
+        self._waiting.append(asked)
+
+    def go_on(self) -> None:
+        """Ask what waits: the rows of the batch under way are here."""
+        while self._waiting:
+            self._begin_first()
+
+    def wait_for(self, asked: RankAsked) -> None:
+        """Wait for the answer to a wanted, whose batch is the next one of all ranks."""
+        # questions meet on other connections: a rank that is in another call is found here
+        call = RankCall.of("map", self._ranks.place)
+        self._ranks.meet(call, [NOTHING] * self._ranks.size)
+        while asked.answer is None:
+            self._begin_first()
+        with self._ranks.traffic.waiting():
+            asked.answer.result()
+
+    def _begin_first(self) -> None:
+        asked = self._waiting.popleft()
+        asked.answer = self._thread.submit(self._answer, asked)
+
+    def _answer(self, asked: RankAsked) -> RankAnswer:
+        if self._error is not None:
+            raise self._error  # nothing is mapped behind a batch that could not be
+        layouts = asked.wanted.layouts
+        exchange = self._exchanges.get(layouts)
+        if exchange is None:
+            exchange = TableExchange(self._connections, self._placement, layouts)
+            self._exchanges[layouts] = exchange
+        try:
+            ids = asked.ask(exchange, logs=True)
+        except Exception as error:
+            self._error = error
+            raise
+        sent_bytes = self._connections.traffic.sent_bytes
+        self._connections.traffic = Traffic()
+        tables = [table for layout in layouts for table in layout.tables]
+        return RankAnswer(ids, {table.name: table.stats for table in tables}, sent_bytes)
+
+
+class ShardedLookup(NativeLookup):
+    """Performs the verbs over the rows of all ranks, for batches of grains.
 
     A network in eval mode is called on every rank with the same batches.
 
@@ -34,26 +189,38 @@ class ShardedLookup(LocalLookup):
         self._ranks = ranks
         self._placement = placement
         self._batches = OwnBatches(ranks, placement)
+        self._exchanges: dict[Layouts, TableExchange] = {}
+        self._thread: AskingThread | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLookup:
         """Return the lookup of a copied network: the copy has the same connections."""
         return ShardedLookup(self._ranks, self._placement)
 
-    def map(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        *,
-        training: bool,
-        queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
-    ) -> Plan:
-        raise ConfigError(
-            "ranks: ids that several ranks share are mapped by the steps of RecModel or hb.shard, "
-            "grain by grain, got a batch to map on its own. Call model.fit(), model.step(), or the "
-            "backward() of hb.shard."
-        )
+    def ask(self, wanted: WantedRows) -> Asked:
+        if not wanted.grain_ends:
+            raise ConfigError(
+                "ranks: ids that several ranks share are mapped by the steps of RecModel or "
+                "hb.shard, grain by grain, got a batch to map on its own. Call model.fit(), "
+                "model.step(), or the backward() of hb.shard."
+            )
+        asked = RankAsked(wanted, wanted.agreed())
+        if wanted.queue is None:
+            asked.answer = Future()
+            asked.answer.set_result(RankAnswer(asked.ask(self._exchange(asked)), {}, 0))
+        else:
+            self._thread = self._thread or AskingThread(self._ranks, self._placement)
+            self._thread.add(asked, wanted.queue)
+        return asked
+
+    def take(
+        self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
+    ) -> list[list[Plan | None]]:
+        answer = _answer_of(asked)
+        self._ranks.traffic.sent_bytes += answer.sent_bytes
+        plans = self._exchange(asked).take(answer.ids, grains)
+        if self._thread is not None:
+            self._thread.go_on()
+        return plans
 
     def pool(
         self,
@@ -64,7 +231,7 @@ class ShardedLookup(LocalLookup):
         *,
         training: bool,
         keeps: bool,
-    ) -> tuple[Pooled, LocalIds]:
+    ) -> tuple[Pooled, MappedIds]:
         if plan is None:
             if training:
                 raise ConfigError(
@@ -74,15 +241,39 @@ class ShardedLookup(LocalLookup):
                     "loop.backward()."
                 )
             plan = self._batches.plan_of(layout, inputs, None, training=False, is_shared=True)
-        return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
+        return self.pool_plan(layout, inputs, plan)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
         joined = super().join(parts)
-        assert isinstance(joined.mapped, LocalIds), "the local lookup joined them"
         if not all(isinstance(part.mapped, OwnedIds) for part in parts):
             return joined
-        owned = OwnedIds(joined.mapped.tables, joined.mapped.step, ranks=self._ranks)
-        return replace(joined, mapped=owned)
+        step = native_ids(joined.mapped).step
+        return replace(joined, mapped=OwnedIds(joined.mapped.tables, step, ranks=self._ranks))
+
+    def join_grains(
+        self, asked: Asked, parts: Sequence[Sequence[Sums | None]]
+    ) -> Callable[[], list[Sums | None]]:
+        talk = self._joined(self._exchange(asked), _answer_of(asked).ids, parts)
+        return self._ranks.envelope.begin(talk)
+
+    def _joined(
+        self, exchange: TableExchange, ids: AskedIds, parts: Sequence[Sequence[Sums | None]]
+    ) -> Talk[list[Sums | None]]:
+        """Let each rank join the sums of the rows that it owns; all say whether they are finite."""
+        present = counts_as_floats(
+            sum(part is not None for part in of_module) for of_module in parts
+        )
+        length = present.numel()
+        sizes = [length + size for size in exchange.num_sums(ids)]
+        blocks = [[present] * self._ranks.size, *exchange.sums_to_owners(ids, parts)]
+        received = yield Letters(blocks, sizes)
+        counts = added_counts([part[:length] for part in received])
+        owned = exchange.sums_of_owner(ids, [part[length:] for part in received])
+        faults = yield torch.tensor([float(not sums.finite) for sums in owned])
+        return [
+            replace(of_module, finite=not faulty) if count else None
+            for of_module, faulty, count in zip(owned, faults.any(0).tolist(), counts, strict=True)
+        ]
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if not all(isinstance(part.mapped, OwnedIds) for part in parts):
@@ -92,3 +283,18 @@ class ShardedLookup(LocalLookup):
                 "or the backward() of hb.shard."
             )
         super().update(parts, rates)
+
+    def _exchange(self, asked: Asked) -> TableExchange:
+        assert isinstance(asked, RankAsked), "this lookup was asked"
+        layouts = asked.wanted.layouts
+        exchange = self._exchanges.get(layouts)
+        if exchange is None:
+            exchange = TableExchange(self._ranks, self._placement, layouts)
+            self._exchanges[layouts] = exchange
+        return exchange
+
+
+def _answer_of(asked: Asked) -> RankAnswer:
+    assert isinstance(asked, RankAsked), "this lookup was asked"
+    assert asked.answer is not None, "the question was waited for"
+    return asked.answer.result()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -24,10 +25,10 @@ from .ranks import SETTINGS, Ranks, Requirement, digest_of
 T = TypeVar("T")
 
 
-class Shard:
-    """All rows of every table: there is one process.
+class Shard(ABC):
+    """The rows of every table that a process holds. The verbs are those of a process alone.
 
-    Every process that holds a part of them makes the same calls in the same order.
+    Every process that holds a part of the rows makes the same calls in the same order.
 
     Attributes:
         size: number of processes that hold the rows.
@@ -42,10 +43,11 @@ class Shard:
         """Whether this process writes what all of them hold alike, and decides for all."""
         return self.rank == 0
 
+    @abstractmethod
     def another(self) -> Shard:
         """Return the same with connections of its own, for a thread that saves."""
-        return self
 
+    @abstractmethod
     def enter(self, phase: str, step: int | None = None) -> None:
         """Note the phase of a training, and the step where it is given, for messages of errors."""
 
@@ -69,6 +71,7 @@ class Shard:
         """Return what `make` returns, or raise what it raises, in the first process."""
         return make()
 
+    @abstractmethod
     def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
         """Raise ConfigError, in all processes, if a setting is not the same in all of them."""
 
@@ -88,7 +91,20 @@ class Shard:
         return iter(batches)
 
 
-WHOLE = Shard()
+class WholeShard(Shard):
+    """All rows: there is one process."""
+
+    def another(self) -> Shard:
+        return self
+
+    def enter(self, phase: str, step: int | None = None) -> None: ...
+
+    def check_equal(
+        self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS
+    ) -> None: ...
+
+
+WHOLE: Shard = WholeShard()
 
 
 class RankShard(Shard):

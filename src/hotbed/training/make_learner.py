@@ -14,19 +14,18 @@ from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
-from hotbed.parallel.world import trains_together
 from hotbed.training.arguments import tables_of
 from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.grains import GrainLearner
-from hotbed.training.stages.learner import SelfUpdating, StepLearner, parameters_of
-from hotbed.training.stages.rank_learner import RankLearner
+from hotbed.training.stages.division import Division
+from hotbed.training.stages.learner import SelfUpdating, StepLearner
+from hotbed.training.stages.passes import parameters_of
 
 
 def make_learner(
     network: nn.Module,
     criterion: Criterion | None,
     optimizer: Any,
-    grains: int,
+    division: Division,
     precision: AmpPrecision,
     amp_level: str,
     compiles: Compile | None,
@@ -37,7 +36,7 @@ def make_learner(
         network: the network.
         criterion: the loss; None for a network that returns its loss.
         optimizer: as `RecModel` takes it; None for a network that updates itself.
-        grains: of a step.
+        division: of the batch of a step.
         precision: what `amp_level` stands for.
         amp_level: as the user gave it, for messages.
         compiles: how the step is compiled; None if it is not.
@@ -45,8 +44,8 @@ def make_learner(
     Raises:
         ConfigError: the arguments do not go together; the message says which.
     """
-    if grains > 1:
-        _check_runs_by_grains(grains, optimizer, compiles)
+    if division.grains > 1:
+        _check_runs_by_grains(division.grains, optimizer, compiles)
     if optimizer is None:
         if compiles is not None:
             raise ConfigError(
@@ -62,19 +61,9 @@ def make_learner(
     dense = list(dense_parameters(network))
     precision.apply(network, dense)
     dense_part, sparse, combined = _optimizers_of(network, optimizer, dense)
-    if grains > 1:
-        kind = RankLearner if trains_together() else GrainLearner
-        return kind(
-            network, criterion, dense_part, sparse, grains, combined=combined, precision=precision
-        )
+    way = division if division.grains > 1 else compiles
     return StepLearner(
-        network,
-        criterion,
-        dense_part,
-        sparse,
-        combined=combined,
-        precision=precision,
-        compiles=compiles,
+        network, criterion, dense_part, sparse, combined=combined, precision=precision, way=way
     )
 
 

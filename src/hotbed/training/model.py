@@ -71,10 +71,10 @@ from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.division import Division, connect_ranks
 from hotbed.training.stages.learner import SelfUpdating, check_not_moved
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.one_pass import obstacle_to_one_pass
-from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
 from hotbed.training.stages.scorer import Collector, Parted, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
@@ -166,12 +166,11 @@ class RecModel:
             )
         self._precision = precision(amp_level, device_of(network))
         self._has_begun = False  # whether step() was called
-        self.learner = make_learner(
-            network, self._criterion, optimizer, grains, self._precision, amp_level, compile
-        )
         check_names("whole_tables", whole_tables, self.tables)
-        if isinstance(self.learner, RankLearner):
-            self.learner.keep_whole(frozenset(whole_tables))
+        division = Division.of_job(grains, whole_tables)
+        self.learner = make_learner(
+            network, self._criterion, optimizer, division, self._precision, amp_level, compile
+        )
 
     @at("fit")
     def fit(

@@ -16,13 +16,14 @@ from hotbed.errors import ConfigError
 from hotbed.optim.combined import Parts
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Shard, at
-from hotbed.parallel.world import check_not_wrapped, trains_together
+from hotbed.parallel.world import check_not_wrapped
 from hotbed.training.arguments import check_names, tables_of
 from hotbed.training.stages.compared import compared
+from hotbed.training.stages.division import Division, connect_ranks
 from hotbed.training.stages.example import CPU, prepare
-from hotbed.training.stages.grains import GrainLearner
-from hotbed.training.stages.learner import parameters_of
-from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
+from hotbed.training.stages.grains import Grains
+from hotbed.training.stages.learner import StepLearner
+from hotbed.training.stages.passes import parameters_of
 
 LossOf = Callable[[Batch], Tensor]
 
@@ -76,11 +77,8 @@ def shard(
     _check_optimizers(network, dense, sparse)
     assert dense is None or isinstance(dense, torch.optim.Optimizer), "they were checked"
     check_names("whole_tables", whole_tables, tables_of(network))
-    kind = RankLearner if trains_together() else GrainLearner
-    learner = kind(network, None, dense, sparse, grains)
-    if isinstance(learner, RankLearner):
-        learner.keep_whole(frozenset(whole_tables))
-    return ShardedLoop(learner)
+    division = Division.of_job(grains, whole_tables)
+    return ShardedLoop(StepLearner(network, None, dense, sparse, way=division))
 
 
 class ShardedLoop:
@@ -89,7 +87,7 @@ class ShardedLoop:
     Every rank makes the same calls in the same order.
     """
 
-    def __init__(self, learner: GrainLearner) -> None:
+    def __init__(self, learner: StepLearner) -> None:
         self._learner = learner
         self._has_begun = False
 
@@ -122,12 +120,14 @@ class ShardedLoop:
             learner.begin()
             learner.shard.check_equal({"loss_of": compared(loss_of)})
             self._has_begun = True
-        learner.call = lambda part: _checked(loss_of(part))
-        earlier = learner.set_aside()
+        learner.network_pass.call = lambda part: _checked(loss_of(part))
+        grains = learner.passes
+        assert isinstance(grains, Grains), "shard asks for two or more"
+        earlier = grains.set_aside()
         example = prepare(batch, CPU, labelled=False).divided(learner.grains)
         loss = learner.forward(example)
         learner.backward(loss)
-        learner.add(earlier)
+        grains.add(earlier)
         return loss
 
     @at("clip_gradients")

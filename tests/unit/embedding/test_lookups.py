@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam of lookups: who implements its four verbs can keep the rows elsewhere, with equal bits.
-
-`Halves` keeps the partitions 0 to 127 of each table in one `Table` and the others in a second, as
-two processes would. It knows no native step. Two things do not carry over, and each owner of rows
-must ask the others for them. A batch that needs more rows than Lru or Lfu keep in the whole table
-is refused: each half compares its share. A norm over `.grad` adds in the order of the ids, which
-are those of the first half, then those of the second.
-"""
+"""The seam of lookups: who implements its verbs can keep the rows elsewhere, with equal bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,341 +13,14 @@ pytest.importorskip("torch", reason="torch absent")
 
 import pyarrow as pa
 import torch
+from halves import Halves
 from torch import Tensor
 
 import hotbed as hb
-from hotbed._core import hash_ids
-from hotbed.embedding.lookups import (
-    Buckets,
-    Feature,
-    FeatureLayout,
-    Group,
-    LocalLookup,
-    Lookup,
-    MappedIds,
-    Plan,
-    Pooled,
-    Sums,
-    statistics_after,
-)
+from hotbed.embedding.lookups import Feature, LocalLookup, Lookup, Plan, Plans, WantedRows
 from hotbed.embedding.modules import RowTargets, update_targets
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError, NonFiniteGradient
-
-HALVES = range(2)
-Parts = list[Any]  # one of each half
-
-
-class HalfMaps:
-    """The maps of both halves in a queue."""
-
-    def __init__(self, tasks: Parts) -> None:
-        self.tasks = tasks
-
-    def wait(self) -> None:
-        for task in self.tasks:
-            task.wait()
-
-    def take_back(self) -> bool:
-        return all([task.take_back() for task in reversed(self.tasks)])
-
-    def statistics(self) -> list[dict[str, int]]:
-        low, high = (task.statistics() for task in self.tasks)
-        return [{key: a[key] + b[key] for key in a} for a, b in zip(low, high, strict=True)]
-
-
-class HalfIds:
-    """The mapped ids of both halves; those of the first come first."""
-
-    def __init__(self, inputs: Sequence[hb.Ids], owners: list[np.ndarray], mapped: Parts) -> None:
-        self.inputs = inputs
-        self.owners = owners  # of each feature, the half of each position
-        self.mapped = mapped
-        self.tables = mapped[0].tables
-        self.rows: list[Tensor] = []  # of each feature, the row of each position, as pooled
-
-    def num_uniques(self) -> list[int]:
-        low, high = (half.num_uniques() for half in self.mapped)
-        return [a + b for a, b in zip(low, high, strict=True)]
-
-    def unique_ids(self, number: int) -> np.ndarray:
-        return np.concatenate([half.unique_ids(number) for half in self.mapped])
-
-    def read(self, number: int, rows: Tensor, slots: Tensor) -> None:
-        start = 0
-        for half in self.mapped:
-            half.read(number, rows[start:], slots[start:])
-            start += half.num_uniques()[number]
-
-    def let_go(self) -> None:
-        for half in self.mapped:
-            half.let_go()
-
-    def leave_out(self, number: int, places: np.ndarray) -> None:
-        start = 0
-        for half in self.mapped:
-            end = start + half.num_uniques()[number]
-            half.leave_out(number, places[(places >= start) & (places < end)] - start)
-            start = end
-
-    def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
-        places = [part.mapped.find_nonfinite(part) for part in halves_of(sums)]
-        return min((place for place in places if place is not None), default=None)
-
-    def has_value(self, grads: Sequence[Tensor]) -> bool:
-        return any(bool(grad.any()) for grad in grads)
-
-    def squares(self, sums: Sums) -> np.ndarray:
-        low, high = (part.mapped.squares(part) for part in halves_of(sums))
-        return np.concatenate([low[:128], high[128:]])
-
-    def without_ids(self) -> HalfIds:
-        return HalfIds([], [], [half.without_ids() for half in self.mapped])
-
-
-def halves_of(sums: Sums) -> Parts:
-    """Return the sums of each half, from those of both."""
-    assert isinstance(sums.mapped, HalfIds)
-    uniques = [half.num_uniques() for half in sums.mapped.mapped]
-    parts: Parts = [[], []]
-    for group, grad in zip(sums.groups, sums.grads, strict=True):
-        pieces: Parts = [[], []]
-        start = 0
-        for number, half in [(number, half) for number in group.tables for half in HALVES]:
-            end = start + uniques[half][number]
-            pieces[half].append(grad[start:end])
-            start = end
-        for half in HALVES:
-            parts[half].append(torch.cat(pieces[half]))
-    groups = [Group(group.dim, group.tables, group.names, Buckets(())) for group in sums.groups]
-    return [Sums(sums.mapped.mapped[half], groups, parts[half]) for half in HALVES]
-
-
-class Halves(Lookup):
-    """Looks up in two tables for each table: in that of the layout, and in that of `high`."""
-
-    def __init__(self, high: Mapping[str, Table]) -> None:
-        self.high = high
-        self.local = LocalLookup()
-        self.layouts: dict[int, Parts] = {}  # of the halves, by the layout of both
-
-    def map(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[hb.Ids],
-        time: Any,
-        *,
-        training: bool,
-        queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
-    ) -> Plan:
-        owners, routed = route(inputs)
-        plans = [
-            self.local.map(half, ids, time, training=training, queue=queue, grain_ends=grain_ends)
-            for half, ids in zip(self._layouts(layout), routed, strict=True)
-        ]
-        task = None if queue is None else HalfMaps([plan.task for plan in plans])
-        return Plan(tuple(inputs), HalfIds(inputs, owners, [plan.mapped for plan in plans]), task)
-
-    def fetch(self, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
-        for half, ids in zip(self._layouts(layout), route(inputs)[1], strict=True):
-            self.local.fetch(half, ids)
-
-    def divide(
-        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[hb.Ids] | None]
-    ) -> list[Plan | None]:
-        assert isinstance(plan.mapped, HalfIds)
-        assert None not in grains, "no grain is empty here"
-        routed = [route(inputs) for inputs in grains if inputs is not None]
-        of_halves = []
-        for half, half_layout in enumerate(self._layouts(layout)):
-            whole = Plan((), plan.mapped.mapped[half])
-            inputs = [of_part[half] for _, of_part in routed]
-            of_halves.append(self.local.divide(half_layout, whole, inputs))
-        plans = []
-        for inputs, (owners, _), low, high in zip(grains, routed, *of_halves, strict=True):
-            plans.append(Plan(tuple(inputs), HalfIds(inputs, owners, [low.mapped, high.mapped])))
-        return plans
-
-    def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[hb.Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
-    ) -> tuple[Pooled, MappedIds]:
-        owners, routed = route(inputs)
-        plans: Parts = [None, None]
-        if plan is not None:
-            assert isinstance(plan.mapped, HalfIds)
-            plans = [
-                Plan(tuple(ids), mapped)
-                for ids, mapped in zip(routed, plan.mapped.mapped, strict=True)
-            ]
-        every_mapped = []
-        rows = [torch.empty(len(of), dim) for of, dim in zip(owners, layout.dims, strict=True)]
-        for half, half_layout in enumerate(self._layouts(layout)):
-            (_, of_half), mapped = self.local.pool(
-                half_layout, routed[half], time, plans[half], training=training, keeps=keeps
-            )
-            every_mapped.append(mapped)
-            for part, out, of in zip(of_half, rows, owners, strict=True):
-                out[torch.from_numpy(of == half)] = part
-        mapped = HalfIds(inputs, owners, every_mapped)
-        mapped.rows = rows
-        flat = [torch.empty(len(inputs[0]), 0)]
-        sequences = []
-        for feature, ids, out in zip(layout.features, inputs, rows, strict=True):
-            if feature.pooling == "none":
-                weights = torch.from_numpy(bags_of(ids)[2])
-                sequences.append(out if ids.weights is None else 0.0 + out * weights[:, None])
-            else:
-                flat.append(pooled(feature.pooling, ids, out))
-        return (torch.cat(flat, 1), sequences), mapped
-
-    def sum_gradients(
-        self,
-        layout: FeatureLayout,
-        mapped: MappedIds,
-        flat: Tensor | None,
-        sequences: Sequence[Tensor | None],
-        groups: Sequence[Group],
-    ) -> Sums:
-        assert isinstance(mapped, HalfIds)
-        grads = []
-        for number, grad in enumerate(layout.split(flat, sequences)):
-            if grad is not None:
-                pooling = layout.features[number].pooling
-                grad = spread(pooling, mapped.inputs[number], mapped.rows[number], grad)
-            grads.append(grad)
-        plain = [Group(group.dim, group.tables, group.names, Buckets(())) for group in groups]
-        parts = []
-        for half, half_layout in enumerate(self._layouts(layout)):
-            masks = [torch.from_numpy(of == half) for of in mapped.owners]
-            of_half = [
-                None if grad is None else grad[mask]
-                for grad, mask in zip(grads, masks, strict=True)
-            ]
-            parts.append(
-                self.local.sum_gradients(half_layout, mapped.mapped[half], None, of_half, plain)
-            )
-        return both(groups, parts)
-
-    def join(self, parts: Sequence[Sums]) -> Sums:
-        every = [halves_of(part) for part in parts]
-        halves = [self.local.join([part[half] for part in every]) for half in HALVES]
-        return both(parts[0].groups, halves)
-
-    def join_grains(
-        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
-    ) -> Sums | None:
-        assert isinstance(mapped, HalfIds)
-        with_sums = [part for part in parts if part is not None]
-        if not with_sums:
-            return None
-        every = [(None, None) if part is None else halves_of(part) for part in parts]
-        halves = [
-            self.local.join_grains(half_layout, mapped.mapped[half], [of[half] for of in every])
-            for half, half_layout in enumerate(self._layouts(layout))
-        ]
-        return both(with_sums[0].groups, halves)
-
-    def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
-        every = [halves_of(part) for part in parts]
-        for half in HALVES:
-            self.local.update([part[half] for part in every], rates)
-
-    def _layouts(self, layout: FeatureLayout) -> Parts:
-        """Return the features of a layout in the tables of each half, a row for each position."""
-        if id(layout) not in self.layouts:
-            features = [Feature(feature.name, feature.table, "none") for feature in layout.features]
-            high = [self.high[table.name] for table in layout.tables]
-            halves = [FeatureLayout(tables, features) for tables in (layout.tables, high)]
-            self.layouts[id(layout)] = halves
-        return self.layouts[id(layout)]
-
-
-def route(inputs: Sequence[hb.Ids]) -> tuple[list[np.ndarray], Parts]:
-    """Return the half of each id, and the ids of each half, in the bags in which they were."""
-    owners = []
-    routed: Parts = [[], []]
-    for ids in inputs:
-        values = np.asarray(ids.values)
-        owner = (hash_ids(values) >> 63).astype(np.int64)
-        offsets = np.arange(len(values) + 1) if ids.offsets is None else np.asarray(ids.offsets)
-        owners.append(owner)
-        for half in HALVES:
-            before = np.concatenate([[0], np.cumsum(owner == half)])
-            routed[half].append(hb.Ids(values[owner == half], before[offsets]))
-    return owners, routed
-
-
-def both(groups: Sequence[Group], halves: Parts) -> Sums:
-    """Return the sums of both halves, from those of each."""
-    mapped = HalfIds([], [], [half.mapped for half in halves])
-    grads = [joined_sums(group, number, halves) for number, group in enumerate(groups)]
-    return Sums(mapped, groups, grads, all(half.finite for half in halves))
-
-
-def joined_sums(group: Group, number: int, parts: Parts) -> Tensor:
-    """Return the sums of a group: of each table, those of the first half, then of the second."""
-    uniques = [part.mapped.num_uniques() for part in parts]
-    pieces = []
-    starts = [0, 0]
-    for table, half in [(table, half) for table in group.tables for half in HALVES]:
-        end = starts[half] + uniques[half][table]
-        pieces.append(parts[half].grads[number][starts[half] : end])
-        starts[half] = end
-    num_rows = sum(map(len, pieces))
-    return torch.cat([*pieces, torch.zeros(group.num_rows(num_rows) - num_rows, group.dim)])
-
-
-def bags_of(ids: hb.Ids) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first position and the length of each bag, and the weight of each position."""
-    offsets = np.asarray(ids.offsets)
-    weights = np.ones(len(ids.values), np.float32)
-    if ids.weights is not None:
-        weights = np.asarray(ids.weights)
-    return offsets[:-1], np.diff(offsets), weights
-
-
-def pooled(pooling: str, ids: hb.Ids, rows: Tensor) -> Tensor:
-    """Return the result of each bag: its rows one after another, as the native core adds them."""
-    starts, lengths, weights = bags_of(ids)
-    out = np.zeros((len(starts), rows.shape[1]), np.float32)
-    for number in range(lengths.max(initial=0)):
-        bags = np.flatnonzero(lengths > number)
-        positions = starts[bags] + number
-        each = rows.numpy()[positions]
-        if pooling == "max":
-            out[bags] = np.maximum(out[bags], each) if number else each
-        else:
-            out[bags] += each * weights[positions][:, None]
-    if pooling == "mean":
-        out *= (np.float32(1) / np.maximum(lengths, 1).astype(np.float32))[:, None]
-    return torch.from_numpy(out)
-
-
-def spread(pooling: str, ids: hb.Ids, rows: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the row of each position."""
-    starts, lengths, weights = bags_of(ids)
-    if pooling == "max":
-        out = torch.zeros_like(rows)
-        lanes = np.arange(rows.shape[1])
-        for start, length, bag in zip(starts.tolist(), lengths.tolist(), grad, strict=True):
-            if length:
-                out[start + rows[start : start + length].numpy().argmax(0), lanes] = bag
-        return out
-    bags = np.arange(len(rows))
-    if pooling != "none":
-        bags = np.repeat(np.arange(len(starts)), lengths)
-    if pooling == "mean":
-        weights = weights * (np.float32(1) / lengths[bags].astype(np.float32))
-    return torch.from_numpy(grad.numpy()[bags] * weights[:, None])
-
 
 # --- a table for each rule and scope, policy and type of rows
 
@@ -452,16 +118,23 @@ def learn(
         for module in network:
             inputs = module.inputs_of(batch)
             runs: list[tuple[list[hb.Ids], Plan | None]] = [(inputs, None)]
-            if number % 3:
-                ends = (5, len(batch)) if number % 3 == 2 else ()
-                plan = module.map(
-                    inputs, batch.time, queue=queue if ends else None, grain_ends=ends
-                )
-                plan.wait()
-                runs = [(inputs, plan)]
+            if number % 3 == 1:
+                runs = [(inputs, module.map(inputs, batch.time))]
             if number % 3 == 2:
+                ends = (5, len(batch))
+                asked = lookup.ask(
+                    WantedRows(
+                        batch.time,
+                        queue=queue,
+                        grain_ends=ends,
+                        layouts=(module.layout,),
+                        inputs=[inputs],
+                    )
+                )
+                asked.wait()
                 grains = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
-                runs = list(zip(grains, lookup.divide(module.layout, plan, grains), strict=True))
+                (plans,) = lookup.take(asked, [[grain] for grain in grains])
+                runs = list(zip(grains, plans, strict=True))
             for of_run, of_plan in runs:
                 flat, sequences = module.pool(of_run, batch.time, of_plan)
                 results += [flat.detach(), *(rows.detach() for rows in sequences)]
@@ -568,17 +241,47 @@ def test_row_targets_work_over_any_lookup() -> None:
     assert states[0] == states[1]
 
 
+def test_targets_of_modules_in_two_places_are_updated_together() -> None:
+    states = []
+    for lookup in (None, LocalLookup()):
+        here, of_here = small(LocalLookup())
+        elsewhere, of_elsewhere = small(lookup)
+        targets = RowTargets({"user": 50})
+        for module in (here, elsewhere):
+            module.flow = targets
+            (module(ids_of(*range(40)))["item"] ** 3).sum().backward()
+        waiting = [(target, target.rows.grad) for target in targets.waiting]
+        update_targets(waiting, {"item": 0.25})
+        size = len(of_elsewhere) // 2
+        parts = [of_here[:1], of_here[1:], of_elsewhere[:size], of_elsewhere[size:]]
+        states.append([state(tables) for tables in parts])
+    assert states[0] == states[1]
+
+
 def test_a_map_of_a_queue_can_be_waited_for_counted_and_taken_back() -> None:
     module, parts = small()
     queue = MapQueue()
-    inputs = module.inputs_of(ids_of(*range(40)))
-    plan = module.map(inputs, queue=queue)
-    plan.wait()
-    assert statistics_after([(module.tables, plan.task)])["user"]["rows"] == 40
-    assert plan.fits(inputs)
-    plan.take_back()
+    plans = Plans(ids_of(*range(40)))
+    plans.ask([module], WantedRows(queue=queue))
+    plans.wait()
+    assert plans.statistics()["user"]["rows"] == 40
+    assert plans.left() == [module]
+    plans.take_back()
     queue.close()
     assert [len(table) for table in parts] == [0] * 4
+
+
+def test_ids_that_one_module_looked_up_stay_and_those_of_the_others_are_taken_back() -> None:
+    (first, of_first), (second, of_second) = small(LocalLookup()), small(LocalLookup())
+    queue = MapQueue()
+    plans = Plans(ids_of(*range(40)))
+    plans.ask([first, second], WantedRows(queue=queue))
+    plans.wait()
+    inputs = first.inputs_of(plans)
+    first.pool(inputs, plan=plans.take(first, inputs))
+    plans.take_back()
+    queue.close()
+    assert [len(table) for table in (*of_first, *of_second)] == [40, 40, 0, 0]
 
 
 def test_a_lookup_rejects_ids_that_another_one_mapped() -> None:

@@ -116,10 +116,10 @@ def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
     batches = list(dataset(640))
     model.fit(batches[:5], progress=False)
     assert scaled.skipped == 0
-    before, scale = world.snapshot(model), scaled._scaler.get_scale()
+    before, scale = world.snapshot(model), scaled.network_pass.scaler.get_scale()
     model.fit([poisoned(batches[0], np.nan)], progress=False)
     assert scaled.skipped == 1
-    assert scaled._scaler.get_scale() == scale / 2
+    assert scaled.network_pass.scaler.get_scale() == scale / 2
     assert world.same(before, world.snapshot(model))
     model.fit(batches[5:], progress=False)
     assert not world.same(before, world.snapshot(model))

@@ -25,10 +25,11 @@ from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
+from hotbed.parallel import joined
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.training.auto import plain_state_dict
 from hotbed.training.callbacks import ClipGradients
-from hotbed.training.stages.grains import GrainLearner, joined
+from hotbed.training.stages.learner import StepLearner
 
 from .test_ahead import counts, everything
 from .test_one_pass import SAME_IN_BOTH, events, made
@@ -357,7 +358,7 @@ def test_a_gradient_of_one_part_that_is_not_finite_changes_nothing(
 def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
     norms: list[tuple[float, float]] = []
 
-    def by_partition(learner: GrainLearner) -> float:
+    def by_partition(learner: StepLearner) -> float:
         module = learner.network.tables
         sums = module.gradients.take(keeps=True)
         assert sums is not None

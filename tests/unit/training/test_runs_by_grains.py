@@ -23,7 +23,8 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.job import run
 from hotbed.optim.precision import AmpPrecision
-from hotbed.training.stages.grains import GrainLearner
+from hotbed.training.stages.division import Division
+from hotbed.training.stages.learner import StepLearner
 
 Made = Callable[..., Any]
 
@@ -110,8 +111,13 @@ def test_a_loss_scale_is_taken_back_and_falls_where_one_grain_overflows(
         model = model_of(network())
         plain: Any = model.learner
         precision = AmpPrecision(torch.bfloat16, scaled=scaled)
-        model.learner = GrainLearner(
-            model.network, plain.criterion, plain.dense, plain.sparse, 4, precision=precision
+        model.learner = StepLearner(
+            model.network,
+            plain.criterion,
+            plain.dense,
+            plain.sparse,
+            precision=precision,
+            way=Division(4),
         )
         model.fit(every, progress=False)
         return model

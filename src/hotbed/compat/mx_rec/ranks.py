@@ -72,7 +72,7 @@ class ProgramRanks:
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
         """Return the counters of tables at some moments, of all ranks; each rank must ask."""
-        return sum_counters(self.ranks, moments)
+        return sum_counters(self.shard.gathered(moments))
 
     def reduced(self, tensor: Tensor, reduction: str) -> Tensor:
         """Return a tensor of all ranks, reduced lane by lane: "sum", "prod", "max" or "min"."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LocalLookup: the four verbs of a batch over tables of this process, each a native call."""
+"""LocalLookup: the verbs of a batch over tables of this process, each a native call."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,18 +16,18 @@ from torch import Tensor
 
 from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.policy import PARTITIONS
-from hotbed.embedding.table import Answer, MapQueue, Step, Table, read_ahead
+from hotbed.embedding.table import Answer, MapTask, Step, Table, read_ahead
 from hotbed.errors import ConfigError
 
 from .host_ids import HostIds, dense_rows
 from .layout import FeatureLayout, Group
 from .lookup import Lookup, Pooled
 from .mapped import MappedIds, Sums
-from .plan import Plan
+from .plan import Asked, Plan, Statistics, WantedRows
 
 
 @dataclass(frozen=True, eq=False)
-class LocalIds:
+class NativeIds(ABC):
     """The mapped ids of a native step.
 
     Attributes:
@@ -84,35 +85,95 @@ class LocalIds:
     def let_go(self) -> None:
         self.step.let_go()
 
+    @abstractmethod
+    def without_ids(self) -> MappedIds:
+        """Return the same tables without an id; see `MappedIds.without_ids`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalIds(NativeIds):
+    """The mapped ids of tables of this process."""
+
     def without_ids(self) -> LocalIds:
-        step = Step([table.native for table in self.tables], [])
-        step.map([], 0, training=False)
-        return LocalIds(self.tables, step)
+        return LocalIds(self.tables, step_without_ids(self.tables))
 
 
-class LocalLookup(Lookup):
-    """Performs all verbs in the tables of this process."""
+def step_without_ids(tables: Sequence[Table]) -> Step:
+    """Return a native step that has mapped no id of these tables."""
+    step = Step([table.native for table in tables], [])
+    step.map([], 0, training=False)
+    return step
 
-    def map(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        *,
-        training: bool,
-        queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
-    ) -> Plan:
-        host, times, step = _begun(layout, inputs, time, training=training, grain_ends=grain_ends)
-        task = None
-        with _mapping(layout, host, times, training=training) as undo:
-            if queue is None:
-                step.map(host.addresses, _address(times), training=training)
-            else:
-                task = step.map_later(
-                    queue, host.addresses, _address(times), (host, times), training=training
-                )
-        return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task, undo)
+
+@dataclass(frozen=True)
+class LocalMap:
+    """The map of a batch for one module.
+
+    Attributes:
+        layout: of the module.
+        mapped: its ids; None = they were given away, and can no longer be taken back here.
+        task: of the queue that maps the ids; None = they are mapped.
+        undo: undoes what tables have noted of the batch; see `dates.take_times`.
+    """
+
+    layout: FeatureLayout
+    mapped: LocalIds | None
+    task: MapTask | None
+    undo: Callable[[], None]
+
+    @property
+    def ids(self) -> LocalIds:
+        """The mapped ids, which were not given away."""
+        assert self.mapped is not None, "a batch is taken once"
+        return self.mapped
+
+    def wait(self) -> None:
+        if self.task is not None:
+            self.task.wait()
+
+    def take_back(self) -> None:
+        if self.mapped is not None and self.task is not None and self.task.take_back():
+            self.undo()
+
+    def statistics(self) -> Statistics:
+        if self.task is None:
+            return {}
+        statistics = zip(self.layout.tables, self.task.statistics(), strict=True)
+        return {table.name: table.completed(counters) for table, counters in statistics}
+
+
+@dataclass
+class LocalAsked:
+    """The maps of a batch for each module.
+
+    `is_divided`: whether the batch has grains.
+    """
+
+    maps: list[LocalMap]
+    is_divided: bool
+
+    def wait(self) -> None:
+        for of_module in self.maps:
+            of_module.wait()
+
+    def take_back(self) -> None:
+        for of_module in reversed(self.maps):
+            of_module.take_back()
+
+    def statistics(self) -> Statistics:
+        return {
+            name: counters
+            for of_module in self.maps
+            for name, counters in of_module.statistics().items()
+        }
+
+    def forget(self) -> None:
+        """Let go of the ids, whose plans were taken."""
+        self.maps = [replace(of_module, mapped=None) for of_module in self.maps]
+
+
+class NativeLookup(Lookup, ABC):
+    """Performs the verbs that need no other place once rows are here: each is a native call."""
 
     def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
         host = HostIds(layout.features, inputs)
@@ -120,44 +181,18 @@ class LocalLookup(Lookup):
         with _mapping(layout, host, None, training=False):
             read_ahead(natives, layout.columns, host.addresses)
 
-    def divide(
-        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
-    ) -> list[Plan | None]:
-        plans: list[Plan | None] = []
-        for inputs, step in zip(grains, _local(plan.mapped).step.divide(), strict=True):
-            of_grain = None
-            if inputs is not None:
-                host = HostIds(layout.features, inputs)
-                of_grain = Plan(tuple(inputs), LocalIds(layout.tables, step, host))
-            plans.append(of_grain)
-        return plans
-
-    def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
-    ) -> tuple[Pooled, LocalIds]:
-        if plan is not None:
-            mapped = _local(plan.mapped)
-            assert mapped.host is not None, "plans have features"
-            if plan.is_weighted_anew(inputs):
-                weights = HostIds(layout.features, inputs).weights
-                mapped.step.set_weights([0 if w is None else w.data_ptr() for w in weights])
-            results = _Results(layout, mapped.host)
-            mapped.step.pool(results.addresses)
-            return (results.flat, results.sequences), replace(mapped, host=None)
-        host, times, step = _begun(layout, inputs, time, training=training)
-        results = _Results(layout, host)
-        with _mapping(layout, host, times, training=training):
-            step.lookup(
-                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
-            )
-        return (results.flat, results.sequences), LocalIds(layout.tables, step)
+    def pool_plan(
+        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
+    ) -> tuple[Pooled, MappedIds]:
+        """Return the results of `pool` for ids that were asked for."""
+        mapped = native_ids(plan.mapped)
+        assert mapped.host is not None, "plans have features"
+        if plan.is_weighted_anew(inputs):
+            weights = HostIds(layout.features, inputs).weights
+            mapped.step.set_weights([0 if w is None else w.data_ptr() for w in weights])
+        results = _Results(layout, mapped.host)
+        mapped.step.pool(results.addresses)
+        return (results.flat, results.sequences), replace(mapped, host=None)
 
     def sum_gradients(
         self,
@@ -167,7 +202,7 @@ class LocalLookup(Lookup):
         sequences: Sequence[Tensor | None],
         groups: Sequence[Group],
     ) -> Sums:
-        local = _local(mapped)
+        local = native_ids(mapped)
         uniques = local.num_uniques()
         grads = [group.empty(uniques) for group in groups]
         if flat is not None:
@@ -194,14 +229,6 @@ class LocalLookup(Lookup):
         # sums of finite sums may overflow: they must be checked again
         return Sums(mapped, groups, grads, finite=False)
 
-    def join_grains(
-        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
-    ) -> Sums | None:
-        if all(part is None for part in parts):
-            return None
-        grains = [grain_sums(part, len(layout.tables)) for part in parts]
-        return joined_sums(layout, _local(mapped).step, grains)
-
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if len(parts) > 1 and _share_tables(parts):
             mapped, arrays = _merged_sums(parts)
@@ -213,9 +240,106 @@ class LocalLookup(Lookup):
             mapped.step.apply(addresses, [rate_of[table] for table in mapped.tables])
             return
         for part, group_rates in zip(parts, rates, strict=True):
-            mapped = _local(part.mapped)
-            addresses = mapped.addresses(part.groups, part.grads)
-            mapped.step.apply(addresses, _table_rates(part, group_rates))
+            ids = native_ids(part.mapped)
+            addresses = ids.addresses(part.groups, part.grads)
+            ids.step.apply(addresses, _table_rates(part, group_rates))
+
+
+@dataclass(frozen=True)
+class LocalLookup(NativeLookup):
+    """Performs all verbs in the tables of this process; any two are equal."""
+
+    def ask(self, wanted: WantedRows) -> LocalAsked:
+        asked = LocalAsked([], bool(wanted.grain_ends))
+        try:
+            for layout, inputs in zip(wanted.layouts, wanted.inputs, strict=True):
+                asked.maps.append(_map(layout, inputs, wanted))
+        except Exception:
+            asked.take_back()
+            raise
+        return asked
+
+    def take(
+        self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
+    ) -> list[list[Plan | None]]:
+        assert isinstance(asked, LocalAsked), "this lookup was asked"
+        plans: list[list[Plan | None]] = []
+        for number, of_module in enumerate(asked.maps):
+            inputs = [None if grain is None else grain[number] for grain in grains]
+            if asked.is_divided:
+                plans.append(_divided(of_module, inputs))
+            else:
+                plans.append([Plan(tuple(inputs[0] or ()), of_module.ids, of_module)])
+        if not asked.is_divided:
+            asked.forget()
+        return plans
+
+    def pool(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, MappedIds]:
+        if plan is not None:
+            return self.pool_plan(layout, inputs, plan)
+        host, times, step = _begun(layout, inputs, time, training=training)
+        results = _Results(layout, host)
+        with _mapping(layout, host, times, training=training):
+            step.lookup(
+                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
+            )
+        return (results.flat, results.sequences), LocalIds(layout.tables, step)
+
+    def join_grains(
+        self, asked: Asked, parts: Sequence[Sequence[Sums | None]]
+    ) -> Callable[[], list[Sums | None]]:
+        assert isinstance(asked, LocalAsked), "this lookup was asked"
+        maps = asked.maps
+        asked.forget()
+        return lambda: [_joined(*of_module) for of_module in zip(maps, parts, strict=True)]
+
+
+def _map(layout: FeatureLayout, inputs: Sequence[Ids], wanted: WantedRows) -> LocalMap:
+    """Map the ids of a batch for one module, now or in the queue."""
+    training = wanted.training
+    host, times, step = _begun(
+        layout, inputs, wanted.time, training=training, grain_ends=wanted.grain_ends
+    )
+    task = None
+    with _mapping(layout, host, times, training=training) as undo:
+        if wanted.queue is None:
+            step.map(host.addresses, _address(times), training=training)
+        else:
+            owner = (host, times)
+            task = step.map_later(
+                wanted.queue, host.addresses, _address(times), owner, training=training
+            )
+    return LocalMap(layout, LocalIds(layout.tables, step, host), task, undo)
+
+
+def _divided(of_batch: LocalMap, grains: Sequence[Sequence[Ids] | None]) -> list[Plan | None]:
+    """Return the plans of the grains of a batch for one module."""
+    plans: list[Plan | None] = []
+    for inputs, step in zip(grains, of_batch.ids.step.divide(), strict=True):
+        of_grain = None
+        if inputs is not None:
+            host = HostIds(of_batch.layout.features, inputs)
+            of_grain = Plan(tuple(inputs), LocalIds(of_batch.layout.tables, step, host))
+        plans.append(of_grain)
+    return plans
+
+
+def _joined(of_batch: LocalMap, parts: Sequence[Sums | None]) -> Sums | None:
+    """Return the sums of the grains of a batch for one module."""
+    if all(part is None for part in parts):
+        return None
+    num_tables = len(of_batch.layout.tables)
+    every = [grain_sums(part, num_tables) for part in parts]
+    return joined_sums(of_batch.layout, of_batch.ids.step, every)
 
 
 GrainSums = tuple[list[int], list[int | None]]
@@ -227,7 +351,7 @@ def grain_sums(part: Sums | None, num_tables: int) -> GrainSums:
     uniques = [] if part is None else part.mapped.num_uniques()
     if part is None or not any(uniques):  # also where somebody has set them to zero
         return [0] * num_tables, [None] * num_tables
-    return uniques, _local(part.mapped).addresses(part.groups, part.grads)
+    return uniques, native_ids(part.mapped).addresses(part.groups, part.grads)
 
 
 def joined_sums(layout: FeatureLayout, step: Step | Answer, grains: Sequence[GrainSums]) -> Sums:
@@ -322,8 +446,9 @@ def _mapping(
         raise
 
 
-def _local(mapped: MappedIds) -> LocalIds:
-    if not isinstance(mapped, LocalIds):
+def native_ids(mapped: MappedIds) -> NativeIds:
+    """Return ids of a native step, as which every `NativeLookup` maps them."""
+    if not isinstance(mapped, NativeIds):
         raise ConfigError(
             f"LocalLookup: expected ids that it mapped itself, got {type(mapped).__name__}. Set "
             "module.lookup before ids are looked up, and not between a lookup and its update."
@@ -369,7 +494,7 @@ def _updated_tables(part: Sums) -> list[Table]:
 
 def _merged_sums(parts: Sequence[Sums]) -> tuple[LocalIds, list[Any]]:
     """Return the ids of all parts, each table once, and the sums of each table as an array."""
-    every_ids = [_local(part.mapped) for part in parts]
+    every_ids = [native_ids(part.mapped) for part in parts]
     dense = [[dense_rows(grad) for grad in part.grads] for part in parts]  # as a caller left them
     addresses = [
         ids.addresses(part.groups, grads)

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup: who performs the four verbs of a batch, which are map, pool, sum gradients and update.
+"""Lookup: where the rows of a network are, and who performs what a step does with them.
 
-A batch may be looked up by grains, its runs of samples: `divide` cuts what was mapped, `join` adds
-what was summed.
+A batch goes through these verbs: `ask` for the ids of all modules, `take` their plans, `pool` and
+`sum_gradients` in each module, `join_grains` where the batch has several, `update`. Whoever adds a
+place for rows, such as another process or a device, writes one class; nothing that calls these
+verbs knows the place.
 
-`module.lookup` is one of these values. `LocalLookup` is the default; rows on other processes or
-devices have lookups of their own. How results enter the graph of torch is a matter of
-`modules.flow`: no verb here knows of autograd.
+`module.lookup` is one of these values, which modules share whose ids are asked for together.
+`LocalLookup` is the default. How results enter the graph of torch is a matter of `modules.flow`: no
+verb here knows of autograd.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import MapQueue
 
 from .layout import FeatureLayout, Group
 from .mapped import MappedIds, Sums
-from .plan import Plan
+from .plan import Asked, Plan, WantedRows
 
 Pooled = tuple[Tensor, list[Tensor]]
 """The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
@@ -38,30 +39,26 @@ class Lookup(ABC):
     spans_ranks = False
 
     @abstractmethod
-    def map(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        *,
-        training: bool,
-        queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
-    ) -> Plan:
-        """Map the ids of each feature to rows, ahead of `pool`.
-
-        Args:
-            layout: the features and tables.
-            inputs: the ids of each feature.
-            time: int64 microseconds, or None.
-            training: whether tables may change: new ids are inserted, ids counted and timed.
-            queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
-            grain_ends: the samples before which the grains of the batch end, as many as a power of
-                two. Ids then come in the order grain, feature, sample, and the plan is for
-                `divide`, not for `pool`. () = the batch is not divided.
+    def ask(self, wanted: WantedRows) -> Asked:
+        """Ask for the rows of a batch: map its ids, now or on a thread.
 
         Raises:
             RowShapeError: the ids of a feature have a wrong shape.
+        """
+
+    @abstractmethod
+    def take(
+        self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
+    ) -> list[list[Plan | None]]:
+        """Return the plans of a batch whose turn has come, [module][grain].
+
+        The tables do not change: the map of the whole batch has counted its samples.
+
+        Args:
+            asked: from `ask`; of a batch with grains, it was waited for.
+            grains: of each grain, the ids of each feature of each module; together they are those
+                of the batch. A batch that is not divided is one grain. None is a grain that is not
+                pooled here; its plan is None, too.
         """
 
     @abstractmethod
@@ -77,21 +74,6 @@ class Lookup(ABC):
 
         Raises:
             RowShapeError: the ids of a feature have a wrong shape.
-        """
-
-    @abstractmethod
-    def divide(
-        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
-    ) -> list[Plan | None]:
-        """Return the plans of the grains of a batch, which are pooled in place of `plan`.
-
-        The tables do not change: the map of the whole batch has counted its samples.
-
-        Args:
-            layout: the features and tables.
-            plan: of the whole batch, which was waited for.
-            grains: of each grain, the ids of each feature; together they are those of the batch.
-                None is a grain that is not pooled; its plan is None, too.
         """
 
     @abstractmethod
@@ -111,9 +93,9 @@ class Lookup(ABC):
             layout: the features and tables.
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
-            plan: `map(layout, inputs, time)`, if the ids were mapped ahead; then `time` and
-                `training` have had their effect.
-            training: as in `map`, for ids that are mapped now.
+            plan: from `take`, if the ids were asked for; then `time` and `training` have had their
+                effect.
+            training: as in `ask`, for ids that are mapped now.
             keeps: whether gradients will be summed for the mapped ids; else they end with the call.
 
         Raises:
@@ -151,17 +133,18 @@ class Lookup(ABC):
 
     @abstractmethod
     def join_grains(
-        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
-    ) -> Sums | None:
-        """Return the sums of the grains of a batch; None if no grain has any.
+        self, asked: Asked, parts: Sequence[Sequence[Sums | None]]
+    ) -> Callable[[], list[Sums | None]]:
+        """Begin to join the sums of the grains of a batch; return what waits for them.
 
-        The sums of an id are added by halves, as in (0 + 1) + (2 + 3). A grain without the id is
-        left out, and an id of no grain with sums takes no gradient.
+        It returns the sums of each module; None where no grain has any. The sums of an id are added
+        by halves, as in (0 + 1) + (2 + 3). A grain without the id is left out, and an id of no
+        grain with sums takes no gradient.
 
         Args:
-            layout: the features and tables.
-            mapped: the ids of the batch, which was divided.
-            parts: of each grain, with the ids that `divide` gave it; None = it has no sums.
+            asked: of the batch, whose plans were taken.
+            parts: the sums of each grain, [module][grain], with the ids that `take` gave it; None =
+                it has none.
         """
 
     @abstractmethod
@@ -173,3 +156,17 @@ class Lookup(ABC):
                 any part is left alone: its step does not rise.
             rates: of each part, the learning rate of each group.
         """
+
+
+def update_parts(parts: Iterable[tuple[Lookup, Sums, Sequence[float]]]) -> None:
+    """Let each lookup update the rows of its parts together; see `Lookup.update`.
+
+    `parts`: the lookup, the sums and the rates of each.
+    """
+    parts_of: dict[Lookup, tuple[list[Sums], list[Sequence[float]]]] = {}
+    for lookup, sums, rates in parts:
+        every_sums, every_rates = parts_of.setdefault(lookup, ([], []))
+        every_sums.append(sums)
+        every_rates.append(rates)
+    for lookup, (every_sums, every_rates) in parts_of.items():
+        lookup.update(every_sums, every_rates)

@@ -18,7 +18,16 @@ import torch
 from torch import nn
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import FeatureLayout, Group, LocalLookup, Lookup, Plan, Pooled
+from hotbed.embedding.lookups import (
+    FeatureLayout,
+    Group,
+    LocalLookup,
+    Lookup,
+    Plan,
+    Pooled,
+    WantedRows,
+    update_parts,
+)
 from hotbed.embedding.table import MapQueue
 
 from .autograd import TableFlow
@@ -140,7 +149,6 @@ class TableModule(Carrier, ABC):
         *,
         training: bool | None = None,
         queue: MapQueue | None = None,
-        grain_ends: Sequence[int] = (),
     ) -> Plan:
         """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
 
@@ -152,13 +160,14 @@ class TableModule(Carrier, ABC):
             time: int64 microseconds, or None.
             training: whether tables may change; None = if the module is in train mode.
             queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
-            grain_ends: as of `Lookup.map`.
         """
         if training is None:
             training = self.training
-        return self.lookup.map(
-            self.layout, inputs, time, training=training, queue=queue, grain_ends=grain_ends
-        )
+        wanted = WantedRows(time, training, queue, layouts=(self.layout,), inputs=[inputs])
+        asked = self.lookup.ask(wanted)
+        ((plan,),) = self.lookup.take(asked, [[inputs]])
+        assert plan is not None, "the batch is looked up here"
+        return plan
 
     def fetch(self, inputs: Sequence[Ids]) -> None:
         """Begin to read the rows of coming ids from the disk, for tables of the tier `Ssd`.
@@ -200,14 +209,11 @@ def update_tables(
         keeps: whether the gradients wait on.
     """
     parts = []
-    part_rates = []
     for module, group_rates in zip(modules, rates, strict=True):
         sums = module.gradients.take(keeps=keeps)
         if sums is not None:
-            parts.append(sums)
-            part_rates.append(group_rates)
-    if parts:
-        modules[0].lookup.update(parts, part_rates)
+            parts.append((module.lookup, sums, group_rates))
+    update_parts(parts)
     for module in modules:
         module.gradients.let_go()
 

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import Buckets, Group, Lookup, MappedIds, Plan, Pooled, Sums
+from hotbed.embedding.lookups import (
+    Buckets,
+    Group,
+    Lookup,
+    MappedIds,
+    Plan,
+    Pooled,
+    Sums,
+    update_parts,
+)
 from hotbed.embedding.lookups.host_ids import dense_rows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
@@ -212,11 +221,11 @@ def update_targets(
     for target, grad in gradients:
         if grad is not None:
             target.table.watch_rate(rates.get(target.table.name, 0.0))
-    if parts:
-        sums = list(parts.values())
-        tables = [[part.mapped.tables[group.tables[0]] for group in part.groups] for part in sums]
-        part_rates = [[rates.get(table.name, 0.0) for table in part] for part in tables]
-        gradients[0][0].lookup.update(sums, part_rates)
+    sums = list(parts.values())
+    tables = [[part.mapped.tables[group.tables[0]] for group in part.groups] for part in sums]
+    part_rates = [[rates.get(table.name, 0.0) for table in part] for part in tables]
+    lookups = {id(target.mapped): target.lookup for target, _ in gradients}
+    update_parts(zip(lookups.values(), sums, part_rates, strict=True))
     for part in parts.values():
         part.mapped.let_go()
 

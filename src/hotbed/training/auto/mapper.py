@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, times_of
-from hotbed.embedding.lookups import Plan, statistics_after
+from hotbed.embedding.lookups import Plan, Statistics
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
@@ -115,12 +115,12 @@ class ModelMapper:
         for plan in reversed(list(_plans(example))):
             plan.take_back()
 
-    def statistics(self, example: Example) -> dict[str, dict[str, int]]:
-        tasks = []
-        for path, foreseen in example.foreseen or ():
-            if foreseen.plan is not None and foreseen.plan.task is not None:
-                tasks.append((self._state.lookups[path].tables, foreseen.plan.task))
-        return statistics_after(tasks)
+    def statistics(self, example: Example) -> Statistics:
+        statistics: Statistics = {}
+        for plan in _plans(example):
+            if plan.asked is not None:
+                statistics |= plan.asked.statistics()
+        return statistics
 
     def latest(self, example: Example) -> int | None:
         name = self._state.times

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
-from hotbed.parallel import Placement, Requirement, Shard, digest_of, digest_of_files, edits_of
+from hotbed.parallel import Requirement, Shard, digest_of, digest_of_files, edits_of
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import Example
@@ -42,12 +42,10 @@ def settings_of_network(network: nn.Module, weights: Sequence[Tensor]) -> dict[s
     }
 
 
-def settings_of_tables(tables: Sequence[Table], placement: Placement) -> dict[str, Any]:
+def settings_of_tables(tables: Sequence[Table]) -> dict[str, Any]:
     """Return how all ranks must hold and update rows."""
     settings: dict[str, Any] = {
         "the threads of torch": torch.get_num_threads(),
-        "grains": placement.grains,
-        "whole_tables": sorted(placement.whole_tables),
         "the tables": [table.name for table in tables],
     }
     for table in tables:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GrainLearner: a step whose batch goes through the network grain by grain, and is joined."""
+"""Grains: the passes of a step whose batch goes through the network grain by grain."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, times_of
-from hotbed.embedding.lookups import Plan, Plans, Sums
+from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Plans, Sums
 from hotbed.embedding.modules import Embedding, EmbeddingCollection, device_of, table_modules
 from hotbed.errors import ConfigError
-from hotbed.optim.precision import AmpPrecision
-from hotbed.optim.sparse import SparseOptimizer
-from hotbed.parallel import joined
 from hotbed.training.stages.batch_weights import BatchWeights
-from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.division import Division
 from hotbed.training.stages.example import CPU, Example, misfits_named
-from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
-from hotbed.training.stages.planner import Planner
+from hotbed.training.stages.passes import NetworkPass, Passes
+from hotbed.training.stages.planner import Planner, ask_for_grains
 from hotbed.training.stages.recorded import RecordedLookups
 
 SEEDS = 2**62
@@ -41,7 +38,7 @@ class GrainResult:
         outputs: of the network.
         gradients: of each dense parameter; None without one.
         sums: of each table module, the gradients by id; None without any.
-        buffers: of the network, after the grain.
+        buffers: of the network, after the grain; None where it did not change one.
         weights: the gradients of weights of ids that the batch brought along, by feature.
     """
 
@@ -49,7 +46,7 @@ class GrainResult:
     outputs: Any
     gradients: list[Tensor | None]
     sums: list[Sums | None]
-    buffers: list[Tensor]
+    buffers: list[Tensor | None]
     weights: dict[str, Tensor | None]
 
 
@@ -66,33 +63,12 @@ class Gradients:
     sums: list[Sums | None]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The results of the grains of a step, added by halves.
+class Grains(Passes):
+    """A forward and a backward pass for each grain of a batch.
 
-    Attributes:
-        loss: of the step.
-        outputs: of the grains, in order.
-        gradients: of each dense parameter; None without one.
-        sums: of each table module, the gradients by id; None without any.
-        buffers: of each buffer, its new value; None where no grain changed it.
-        weights: the gradients of weights of ids that the batch brought along, by feature.
-    """
-
-    loss: Tensor
-    outputs: list[Any]
-    gradients: list[Tensor | None]
-    sums: list[Sums | None]
-    buffers: list[Tensor | None]
-    weights: dict[str, Tensor]
-
-
-class GrainLearner(StepLearner):
-    """Learns as `StepLearner`, with a forward and a backward pass for each grain of a batch.
-
-    The ids of a batch are mapped once, in the order grain, feature, sample. An empty grain does not
-    run. The results of the grains are joined by halves, as in (0 + 1) + (2 + 3); a grain without a
-    value is left out. The joined results are checked once and applied once:
+    The ids of a batch are asked for once, in the order grain, feature, sample. An empty grain does
+    not run. The results of the grains are joined by halves, as in (0 + 1) + (2 + 3); a grain
+    without a value is left out. The joined results are checked once and applied once:
 
     * loss and gradients: the loss of a grain counts by its share of the samples. This gives the
       loss of the batch where a loss is a mean over samples. Losses that are sums are added.
@@ -104,17 +80,17 @@ class GrainLearner(StepLearner):
       grain. So the generator is at the step, whichever grains ran.
 
     The bits depend on the samples of each grain and on the number of grains, not on the order in
-    which grains are computed.
+    which grains are computed, nor on the processes that compute them.
 
     Args:
-        network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each, or
-            any ids by `hb.Embedding`, or its adapter knows what it looks up.
-        criterion: its loss; None: the network returns its loss.
-        dense: the optimizer of dense parameters; None if there are none.
-        sparse: the optimizer of tables; None if there are none.
-        grains: their number, a power of two.
-        combined: the optimizers whose parts these two are; they are stepped instead.
-        precision: the number format of the network.
+        network_pass: over the samples of a grain, on the CPU. Its network looks up the ids of a
+            `Batch` as they are, once each, or any ids by `hb.Embedding`, or its adapter knows what
+            it looks up.
+        division: of a batch.
+        agreed: returns what all processes must have alike in the step of a batch.
+
+    Attributes:
+        planner: maps the ids of later batches.
 
     Raises:
         ConfigError: the network cannot be computed by grains; the message says why.
@@ -122,79 +98,83 @@ class GrainLearner(StepLearner):
 
     def __init__(
         self,
-        network: nn.Module,
-        criterion: Criterion | None,
-        dense: torch.optim.Optimizer | None,
-        sparse: SparseOptimizer | None,
-        grains: int,
-        *,
-        combined: Sequence[torch.optim.Optimizer] = (),
-        precision: AmpPrecision | None = None,
+        network_pass: NetworkPass,
+        division: Division,
+        agreed: Callable[[Batch], Mapping[str, Any]],
     ) -> None:
-        _check_network(network, grains)
-        super().__init__(network, criterion, dense, sparse, combined=combined, precision=precision)
-        self.grains = grains
+        network = network_pass.network
+        check_grains(network, division.grains)
+        self._pass = network_pass
+        self._shard = division.shard
+        self._dense = division.dense
+        self._agreed = agreed
         adapter = adapter_of(network)
         if adapter is None:
             self._lookups = _lookups_of(network, self._call_with)
         else:
             self._lookups = adapter.lookups()
-            self.planner = Planner(self._lookups)
-        self._joined: Joined | None = None
-        self._plans: list[Plan | None] = []
+        self.planner = Planner(self._lookups, agreed)
+        self._joined: Gradients | None = None
         self._weights = BatchWeights({}, {})
-        self._connect()
+        self._weight_gradients: dict[str, Tensor] = {}
+        self._outputs: Any = None
+        self._own_outputs: list[Any] | None = None  # of the grains here; None = `_outputs` is there
+        division.place(network)
+
+    @property
+    def outputs(self) -> Any:
+        """The outputs of the last training forward; they come from all ranks when they are read."""
+        if self._own_outputs is not None:
+            every = self._shard.gathered(self._own_outputs)
+            self._outputs = _all_rows([outputs for of_rank in every for outputs in of_rank])
+            self._own_outputs = None
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self._own_outputs = None
+        self._outputs = outputs
 
     @property
     def _collections(self) -> Sequence[EmbeddingCollection]:
         """The collections of the network; of some networks after the first batch."""
         return self._lookups.collections
 
-    def begin(self) -> None:
-        _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
-        super().begin()
-
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
-        with _seeds() as seed:
-            results = self._run(self._planned(example), seed, example.num_samples)
-        self._joined = self._join(results)
-        for buffer, value in zip(self._buffers, self._joined.buffers, strict=True):
-            if value is not None:
-                buffer.copy_(value)
-        self.outputs = loss = self._joined.loss
-        if self.criterion is not None:
-            self._keep_outputs(self._joined.outputs)
+        assert example.batch is not None, "the loop divides batches"
+        with _seeds() as seed, self._dense.step(example.batch.grain_ends):
+            plans, grains = self._planned(example)
+            results = self._run(grains, seed, example.num_samples)
+            loss = self._join(plans, results)
+        self.outputs = loss
+        if self._pass.criterion is not None:
+            self._own_outputs = [grain.outputs for grain in results if grain is not None]
             self.loss = loss
         return loss
 
-    def _call_with(self, grain: Example) -> Any:
-        """Return what the network returns for a grain."""
-        with self.precision.autocast(self.device), misfits_named(self.call, grain):
-            return self.call(*grain.arguments, **grain.keywords)
-
     def backward(self, loss: Tensor) -> None:
         """Let the joined gradients of the grains wait; they were computed in `forward`."""
-        assert self._joined is not None, "forward has run"
-        for parameter, gradient in zip(self._dense_parameters, self._joined.gradients, strict=True):
+        joined = self._joined
+        assert joined is not None, "forward has run"
+        self._joined = None
+        for parameter, gradient in zip(self._pass.dense_parameters, joined.dense, strict=True):
             parameter.grad = gradient
-        for module, sums in zip(self._collections, self._joined.sums, strict=True):
+        for module, sums in zip(self._collections, joined.sums, strict=True):
             if sums is not None:
                 module.gradients.put(sums)
-        self._weights.backward(self._joined.weights)
-        self._joined = None
-        self._plans = []
+        self._weights.backward(self._weight_gradients)
 
     def set_aside(self) -> Gradients:
         """Return the gradients that wait, and drop them."""
-        dense = [parameter.grad for parameter in self._dense_parameters]
+        dense = [parameter.grad for parameter in self._pass.dense_parameters]
         sums = [module.gradients.take() for module in self._collections]
-        self.forget()
+        self._pass.forget()
         return Gradients(dense, sums)
 
     def add(self, earlier: Gradients) -> None:
         """Add gradients that were set aside to those that wait."""
-        for parameter, gradient in zip(self._dense_parameters, earlier.dense, strict=True):
+        for parameter, gradient in zip(self._pass.dense_parameters, earlier.dense, strict=True):
             if parameter.grad is None:
                 parameter.grad = gradient
             elif gradient is not None:
@@ -205,13 +185,14 @@ class GrainLearner(StepLearner):
                 now = module.gradients.take()
                 module.gradients.put(sums if now is None else module.lookup.join([sums, now]))
 
-    def clip_gradients(self, max_norm: float) -> Tensor:
+    @contextmanager
+    def scaled(self) -> Iterator[None]:
         with ExitStack() as stack:
             for module in self._collections:
                 stack.enter_context(module.gradients.scaled())
-            return super().clip_gradients(max_norm)
+            yield
 
-    def _gradient_norm(self) -> Tensor:
+    def norm(self) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
 
         It is the root of a sum in double precision. First come the squares of rows, module by
@@ -224,10 +205,45 @@ class GrainLearner(StepLearner):
             if sums is not None:
                 for square in sums.mapped.squares(sums).tolist():
                     total += square
-        for parameter in self._dense_parameters:
+        for parameter in self._pass.dense_parameters:
             if parameter.grad is not None:
                 total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
-        return torch.tensor(math.sqrt(total), device=self.device)
+        return torch.tensor(math.sqrt(total), device=self._pass.device)
+
+    def _call_with(self, grain: Example) -> Any:
+        """Return what the network returns for a grain."""
+        over = self._pass
+        with over.precision.autocast(over.device), misfits_named(over.call, grain):
+            return over.call(*grain.arguments, **grain.keywords)
+
+    def _planned(self, example: Example) -> tuple[Plans, list[Example | None]]:
+        """Return the plans of a batch, and its grains with their shares of them.
+
+        A batch that is not asked for is now. A module in eval mode has no plan. None is a grain
+        that is not computed here.
+        """
+        example = example.foreseen_by(self._lookups)
+        batch = example.batch
+        assert batch is not None, "the loop divides batches"
+        plans: Plans | None = batch.plans
+        if plans is None:
+            plans = Plans(example.looked_up.ids)
+            ask_for_grains(plans, self._lookups, example, self._agreed)
+        self._weights = BatchWeights.of(batch)
+        grains = example.grains_of(self._dense.grains)
+        if self._weights.weights:
+            grains = [
+                None if grain is None else self._weights.with_leaves(grain) for grain in grains
+            ]
+        shares = [
+            None if ids is None else Plans(ids.ids, self._lookups.rows_of)
+            for ids in _looked_up(example, grains)
+        ]
+        plans.divide(shares)
+        return plans, [
+            None if grain is None else grain.planned(share)
+            for grain, share in zip(grains, shares, strict=True)
+        ]
 
     def _run(
         self, grains: Sequence[Example | None], seed: int, num_samples: int
@@ -242,79 +258,83 @@ class GrainLearner(StepLearner):
             results.append(result)
         return results
 
-    def _connect(self) -> None:
-        """Find the processes that share the grains; here is only this one."""
-
-    def _grains(self, example: Example) -> list[Example | None]:
-        """Return the grains that this process computes; None in the place of others."""
-        return example.grains
-
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
-        self.shard.enter("forward")
+        network_pass = self._pass
+        self._shard.enter("forward")
         with self._lookups.in_turn(grain):
-            loss = super().forward(grain)
-        if self.criterion is None or not self.criterion.adds(grain.weight):
+            loss = network_pass.forward(grain)
+        if network_pass.criterion is None or not network_pass.criterion.adds(grain.weight):
             loss = loss * (grain.num_samples / max(num_samples, 1))
         self._check_followed(grain)
-        self.shard.enter("backward")
-        super().backward(loss)
-        gradients = [parameter.grad for parameter in self._dense_parameters]
+        self._shard.enter("backward")
+        network_pass.backward(loss)
+        gradients = [parameter.grad for parameter in network_pass.dense_parameters]
         sums = [module.gradients.take() for module in self._collections]
-        self.forget()
-        buffers = [buffer.clone() for buffer in self._buffers]
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
-        weights = self._weights.gradients_of(grain)
-        return GrainResult(loss.detach(), self.outputs, gradients, sums, buffers, weights)
-
-    def _planned(self, example: Example) -> list[Example | None]:
-        """Return the grains with their shares of the batch's plans; what is not mapped is now."""
-        example = example.foreseen_by(self._lookups)
-        assert example.batch is not None, "the loop divides batches"
-        self._weights = BatchWeights.of(example.batch)
-        grains = self._grains(example)
-        if self._weights.weights:
-            grains = [
-                None if grain is None else self._weights.with_leaves(grain) for grain in grains
-            ]
-        batches = _looked_up(example, grains)
-        rows_of = self._lookups.rows_of
-        of_grains = [None if ids is None else Plans(ids.ids, rows_of) for ids in batches]
-        for module, shares in zip(self._collections, self._shares(example, batches), strict=True):
-            for of_grain, share in zip(of_grains, shares, strict=True):
-                if of_grain is not None and share is not None:
-                    of_grain.add(module, share)
-        return [
-            None if grain is None else grain.planned(of_grain)
-            for grain, of_grain in zip(grains, of_grains, strict=True)
+        network_pass.forget()
+        buffers = [
+            None if torch.equal(buffer, before) else buffer.clone()
+            for buffer, before in zip(network_pass.buffers, network_pass.before, strict=True)
         ]
+        network_pass.restore_buffers()
+        weights = self._weights.gradients_of(grain)
+        return GrainResult(loss.detach(), network_pass.outputs, gradients, sums, buffers, weights)
 
-    def _shares(self, example: Example, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
-        """Return the shares of the grains in the plan of a batch, [module][grain].
+    def _join(self, plans: Plans, grains: Sequence[GrainResult | None]) -> Tensor:
+        """Join what the grains leave, and return the loss; the gradients are for `backward`."""
+        self._shard.enter("exchange")
+        parameters = self._pass.dense_parameters
+        floats = [n for n, buffer in enumerate(self._pass.buffers) if buffer.is_floating_point()]
+        rows = plans.join(
+            {module: _each(grains, "sums", n) for n, module in enumerate(self._collections)}
+        )
+        dense = self._dense.join(
+            [
+                [None if grain is None else grain.loss for grain in grains],
+                *(_each(grains, "gradients", number) for number in range(len(parameters))),
+                *(_each(grains, "buffers", number) for number in floats),
+            ]
+        )
+        sums = rows()
+        (loss, _), *totals = dense()
+        assert loss is not None, "a grain has run"
+        gradients = [total for total, _ in totals[: len(parameters)]]
+        self._joined = Gradients(gradients, [sums.get(module) for module in self._collections])
+        means = dict(zip(floats, totals[len(parameters) :], strict=True))
+        integers = self._integers(grains)
+        self._weight_gradients = self._dense.side_by_side(
+            self._weights.joined([None if grain is None else grain.weights for grain in grains]),
+            self._weights.ends,
+        )
+        for number, (total, count) in means.items():
+            if total is not None:
+                self._pass.buffers[number].copy_(total / count)
+        for number, value in integers.items():
+            self._pass.buffers[number].copy_(value)
+        return loss
 
-        A batch that is not mapped is now. A module in eval mode has no plan.
+    def _integers(self, grains: Sequence[GrainResult | None]) -> dict[int, Tensor]:
+        """Return the integer buffers that grains of any process have changed, by number.
 
-        Args:
-            example: of the batch.
-            grains: the ids that each looks up.
+        Raises:
+            ConfigError: the grains do not agree.
         """
-        batch = example.looked_up
-        plans = batch.plans or Plans(batch.ids)
-        self._plans = []
-        shares = []
-        for module in self._collections:
-            plan = None
-            divided: list[Plan | None] = [None] * len(grains)
-            if module.training:
-                inputs = module.inputs_of(batch)
-                plan = plans.take(module, inputs)
-                if plan is None:
-                    plan = module.map(inputs, times_of(batch), grain_ends=batch.grain_ends)
-                of_grains = [None if grain is None else module.inputs_of(grain) for grain in grains]
-                divided = module.lookup.divide(module.layout, plan, of_grains)
-            self._plans.append(plan)
-            shares.append(divided)
-        return shares
+        every = enumerate(self._pass.buffers)
+        numbers = [number for number, buffer in every if not buffer.is_floating_point()]
+        if not numbers:
+            return {}
+        here = [
+            [value for value in _each(grains, "buffers", number) if value is not None]
+            for number in numbers
+        ]
+        changed = {}
+        for number, of_processes in zip(
+            numbers, zip(*self._shard.gathered(here), strict=True), strict=True
+        ):
+            values = [value for of_process in of_processes for value in of_process]
+            if values:
+                _check_agree(values)
+                changed[number] = values[0]
+        return changed
 
     def _check_followed(self, grain: Example) -> None:
         """Raise ConfigError if the network did not look up the ids of a grain as they were."""
@@ -328,56 +348,13 @@ class GrainLearner(StepLearner):
                     "out."
                 )
 
-    def _join(self, grains: Sequence[GrainResult | None]) -> Joined:
-        loss = joined([None if grain is None else grain.loss for grain in grains])
-        assert loss is not None, "a grain has run"
-        gradients = [
-            joined([None if grain is None else grain.gradients[number] for grain in grains])
-            for number in range(len(self._dense_parameters))
-        ]
-        sums: list[Sums | None] = []
-        for number, (module, plan) in enumerate(zip(self._collections, self._plans, strict=True)):
-            of_module = None
-            if plan is not None:
-                parts = [None if grain is None else grain.sums[number] for grain in grains]
-                of_module = module.lookup.join_grains(module.layout, plan.mapped, parts)
-            sums.append(of_module)
-        outputs = [grain.outputs for grain in grains if grain is not None]
-        buffers = self._joined_buffers(grains)
-        return Joined(loss, outputs, gradients, sums, buffers, self._weight_gradients(grains))
 
-    def _weight_gradients(self, grains: Sequence[GrainResult | None]) -> dict[str, Tensor]:
-        """Return the gradients of the weights of ids that the batch brought along."""
-        return self._weights.joined([None if grain is None else grain.weights for grain in grains])
-
-    def _keep_outputs(self, grains: Sequence[Any]) -> None:
-        """Keep the outputs of the grains as those of the batch."""
-        self.outputs = all_rows(grains)
-
-    def _joined_buffers(self, grains: Sequence[GrainResult | None]) -> list[Tensor | None]:
-        buffers: list[Tensor | None] = []
-        for number in range(len(self._buffers)):
-            values = self._changed(grains, number)
-            changed = [value for value in values if value is not None]
-            new = None
-            if changed and changed[0].is_floating_point():
-                total = joined(values)
-                assert total is not None
-                new = total / len(changed)
-            elif changed:
-                new = changed[0]
-                check_agree(changed)
-            buffers.append(new)
-        return buffers
-
-    def _changed(self, grains: Sequence[GrainResult | None], number: int) -> list[Tensor | None]:
-        """Return a buffer as each grain left it; None where it was not changed."""
-        values = [None if grain is None else grain.buffers[number] for grain in grains]
-        before = self._kept[number]
-        return [None if value is None or torch.equal(value, before) else value for value in values]
+def _each(grains: Sequence[GrainResult | None], name: str, number: int) -> list[Any]:
+    """Return one of the values of this name that each grain leaves; None without the grain."""
+    return [None if grain is None else getattr(grain, name)[number] for grain in grains]
 
 
-def check_agree(values: Sequence[Tensor]) -> None:
+def _check_agree(values: Sequence[Tensor]) -> None:
     """Raise ConfigError if an integer buffer is not the same after all grains."""
     if not all(torch.equal(values[0], value) for value in values):
         first = values[0]
@@ -398,7 +375,8 @@ def _seeds() -> Iterator[int]:
         torch.default_generator.set_state(state)
 
 
-def _check_network(network: nn.Module, grains: int) -> None:
+def check_grains(network: nn.Module, grains: int) -> None:
+    """Raise ConfigError if a network is not on the CPU, or compiled."""
     device = device_of(network)
     if device != CPU:
         raise ConfigError(
@@ -447,7 +425,7 @@ def _looked_up(example: Example, grains: Sequence[Example | None]) -> list[Batch
     ]
 
 
-def all_rows(outputs: Sequence[Any]) -> Any:
+def _all_rows(outputs: Sequence[Any]) -> Any:
     """Return the outputs of grains, as the criterion shaped them, as those of the batch."""
     if isinstance(outputs[0], dict):
         return {name: torch.cat([grain[name] for grain in outputs]) for name in outputs[0]}

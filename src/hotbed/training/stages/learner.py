@@ -3,29 +3,43 @@
 
 `StepLearner` holds the network, its criterion and its two optimizers (dense parameters, rows of
 tables). A batch whose gradients are not finite changes none of them: parameters, rows, optimizer
-state and the network's buffers stay as they were.
+state and the network's buffers stay as they were. A `Division` says in how many parts it computes a
+batch, and where their rows and dense parts are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from hotbed.embedding.modules import device_of
+from hotbed.data.batch import Batch
+from hotbed.embedding.modules import device_of, table_modules
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.held import optimizers_of, schedules_of
 from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
-from hotbed.parallel import WHOLE, Counters, RankWork, Shard
+from hotbed.parallel import WHOLE, Counters, RankWork, Shard, sum_counters
 from hotbed.parallel.world import check_single_rank
+from hotbed.training.stages.agreement import (
+    settings_of_learning,
+    settings_of_network,
+    settings_of_tables,
+    values_of_rates,
+    values_of_step,
+)
 from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.division import Division
 from hotbed.training.stages.example import CPU, Example, misfits_named
+from hotbed.training.stages.grains import Grains, check_grains
 from hotbed.training.stages.mapper import Mapper, is_mapped_first, mapper_of
+from hotbed.training.stages.passes import NetworkPass, Passes, own_loss
 
 
 class Update(Protocol):
@@ -67,7 +81,14 @@ class StepLearner:
         sparse: the optimizer of tables; None if there are none.
         combined: the optimizers whose parts these two are; they are stepped instead.
         precision: the number format of the network.
-        compiles: settings of torch.compile; None = the network is not compiled.
+        way: of a batch through the network: divided, or as a whole, and then by a network that
+            torch.compile compiles or as it is written.
+
+    Attributes:
+        forward, backward: those of the passes over a batch; see `Update`.
+
+    Raises:
+        ConfigError: the network cannot be computed in this way; the message says why.
     """
 
     def __init__(
@@ -79,7 +100,7 @@ class StepLearner:
         *,
         combined: Sequence[torch.optim.Optimizer] = (),
         precision: AmpPrecision | None = None,
-        compiles: Compile | None = None,
+        way: Division | Compile | None = None,
     ) -> None:
         self.network = network
         self.criterion = criterion
@@ -89,143 +110,159 @@ class StepLearner:
         self._optimizers = [optimizer for optimizer in stepped if optimizer is not None]
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
-        self.grains = 1
-        self.shard: Shard = WHOLE
+        self.network_pass = NetworkPass(
+            network, criterion, dense, sparse, self.precision, self.device
+        )
+        self._dense_parameters = self.network_pass.dense_parameters
+        self._left_out = LeftOut(network, self._dense_parameters)
+        self._max_norm = 0.0  # that gradients were clipped to last
         self.skipped = 0
-        self.outputs: Any = None  # of the network in the last training forward
-        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
-        self.call: Callable[..., Any] = network  # of an example
+        division = way if isinstance(way, Division) else Division()
+        self.grains = division.grains
+        self.shard = division.shard
+        self._dense_part = division.dense
+        self.passes: Passes = self.network_pass
         self.planner: Mapper | None = None
-        if compiles is not None:
-            self.call = compiles.compiled(network)
+        if self.grains > 1:
+            self.passes = grains = Grains(self.network_pass, division, self._agreed)
+            self.planner = grains.planner
+        elif isinstance(way, Compile):
+            self.network_pass.call = way.compiled(network)
         elif is_mapped_first(network):
             self.planner = mapper_of(network)
-        self._dense_parameters = parameters_of(dense)
-        self._row_parameters = parameters_of(sparse)
-        self._left_out = LeftOut(network, self._dense_parameters)
-        self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
-        self._kept = [buffer.clone() for buffer in self._buffers]
-        self._scaler: torch.amp.GradScaler | None = None
-        if self.precision.scaled and dense is not None:
-            self._scaler = torch.amp.GradScaler(self.device.type)
+        self.forward = self.passes.forward
+        self.backward = self.passes.backward
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
         """The optimizers by their names in a checkpoint; None: there is no such part."""
         return {"dense": self.dense, "sparse": self.sparse}
 
+    @property
+    def outputs(self) -> Any:
+        """The outputs of the last training forward."""
+        return self.passes.outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self.passes.outputs = outputs
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The loss of these outputs, where there is a criterion."""
+        return self.passes.loss
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that must be equal on all ranks before they learn or score; {} on one."""
+        if self.shard.size == 1:
+            return {}
+        weights = [*self._dense_parameters, *self.network_pass.buffers]
+        return {
+            **self._dense_part.settings,
+            **settings_of_tables(self._tables),
+            **settings_of_network(self.network, weights),
+            **settings_of_learning(self.criterion, self.precision, [self.dense, self.sparse]),
+        }
+
+    @cached_property
+    def _tables(self) -> list[Table]:
+        """The tables of the network, each once."""
+        tables = [table for module in table_modules(self.network) for table in module.tables]
+        return list(dict.fromkeys(tables))
+
+    def _agreed(self, batch: Batch) -> Mapping[str, Any]:
+        """Return what all ranks must have alike in the step of a batch."""
+        return {
+            **values_of_step(batch, self._dense_parameters, self._tables),
+            **values_of_rates([self.dense, self.sparse]),
+            "clip_gradients.max_norm": self._max_norm,
+        }
+
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
-        return [*self._dense_parameters, *self._row_parameters]
-
-    def _gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients that wait, float32 [].
-
-        It is torch's: the norm of the norms of all gradients, in the order of `parameters()`. The
-        order of sums in a gradient of rows is that of its ids.
-        """
-        gradients = [parameter.grad for parameter in self.parameters()]
-        return torch.nn.utils.get_total_norm(
-            [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-        )
+        return [*self._dense_parameters, *self.network_pass.row_parameters]
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before."""
-        norm = self._gradient_norm()
-        torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        self._max_norm = max_norm
+        with self.passes.scaled():
+            norm = self.passes.norm()
+            torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
+        if self.grains > 1:
+            check_grains(self.network, self.grains)  # it may have been moved or compiled meanwhile
         if self.shard is WHOLE:
             check_single_rank("RecModel")
         check_not_moved(self)
         # what an interrupted training, or a loop of the user's own, left behind
         self.forget()
         self._left_out.look()
+        buffers = [b for b in self.network_pass.buffers if b.is_floating_point()]
+        self._dense_part.begin([torch.zeros(()), *self._dense_parameters, *buffers])
+        self.shard.check_equal(self.settings)
 
     def end(self) -> list[RankWork]:
         """End a training, and return what each rank did in it; [] where one process trains."""
-        return []
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that must be equal on all ranks before they learn or score; {} on one."""
-        return {}
-
-    def forward(self, example: Example) -> Tensor:
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
-        with self.precision.autocast(self.device), misfits_named(self.call, example):
-            self.outputs = outputs = self.call(*example.arguments, **example.keywords)
-        if self.criterion is None:
-            return _own_loss(outputs)
-        self.outputs = outputs = self.criterion.shape(outputs, example.labels)
-        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
-        return loss
-
-    def backward(self, loss: Tensor) -> None:
-        if not loss.requires_grad:
-            raise ConfigError(
-                "network: there is nothing to learn, got a loss that depends on no parameter or "
-                "table that is trained. Unfreeze one, or train without detach() and no_grad()."
-            )
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        loss.backward()
-        # else the graph would hold the rows of this batch while the next one is mapped
-        self.outputs = _detached(self.outputs)
-        self.loss = _detached(self.loss)
+        self.shard.enter("end")
+        return self._dense_part.work(self._tables)
 
     def gradients_are_finite(self) -> bool:
-        if self._scaler is not None:
-            self._unscale(self._scaler)
+        scaler = self.network_pass.scaler
+        if scaler is not None:
+            self._unscale(scaler)
         fault = self._fault()
         if fault is None:
             return True
         self.forget()
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
-        if self._scaler is None:
+        self.network_pass.restore_buffers()
+        if scaler is None:
             raise fault
-        scale = self._scaler.get_scale() * self._scaler.get_backoff_factor()
-        self._scaler.update(scale)
+        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
         self.skipped += 1
         return False
 
     def step(self) -> None:
+        self.shard.enter("update")
         for optimizer in self._optimizers:
             optimizer.step()
         self.forget()
-        if self._scaler is not None:
-            self._scaler.update()
+        if self.network_pass.scaler is not None:
+            self.network_pass.scaler.update()
+        self._dense_part.end_step()
 
     def state(self) -> dict[str, Any]:
         """Return the number of skipped batches and the state of the loss scale."""
-        scaler = None if self._scaler is None else self._scaler.state_dict()
-        return {"skipped": self.skipped, "scaler": scaler}
+        scaler = self.network_pass.scaler
+        return {"skipped": self.skipped, "scaler": None if scaler is None else scaler.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.skipped = state["skipped"]
-        if self._scaler is not None and state["scaler"] is not None:
-            self._scaler.load_state_dict(dict(state["scaler"]))
+        scaler = self.network_pass.scaler
+        if scaler is not None and state["scaler"] is not None:
+            scaler.load_state_dict(dict(state["scaler"]))
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
         """Return the statistics of tables at some moments, of all ranks; each rank must ask."""
-        return moments
+        if self.shard.size == 1:
+            return moments
+        totals = sum_counters(self.shard.gathered(moments))
+        for table in self._tables if totals else ():
+            table.watch_capacity(totals[-1].get(table.name, {}).get("rows", 0))
+        return totals
 
     def forget(self) -> None:
         """Drop every gradient."""
-        for parameter in parameters_of(self.dense):
-            parameter.grad = None
-        if self.sparse is not None:
-            self.sparse.zero_grad()
+        self.network_pass.forget()
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> None:
         assert self.dense is not None
         scaler.unscale_(self.dense)
         factor = 1.0 / scaler.get_scale()
-        for parameter in self._row_parameters:  # on the host, also if the network is elsewhere
+        for parameter in self.network_pass.row_parameters:  # on the host, also of other devices
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
@@ -318,7 +355,7 @@ class SelfUpdating:
             outputs = self.network(*example.arguments, **example.keywords)
         self.outputs = outputs
         if self.criterion is None:
-            return _own_loss(outputs[0] if _is_several(outputs) else outputs)
+            return own_loss(outputs[0] if _is_several(outputs) else outputs)
         outputs = self.criterion.shape(outputs, example.labels)
         self.loss = loss = self.criterion(outputs, example.labels, example.weight)
         return loss
@@ -340,19 +377,6 @@ class SelfUpdating:
 
     def step(self) -> None:
         self._unchanged.count()
-
-
-def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:
-    """Return every parameter of an optimizer; none for None."""
-    if optimizer is None:
-        return []
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _detached(outputs: Any) -> Any:
-    if isinstance(outputs, dict):
-        return {name: output.detach() for name, output in outputs.items()}
-    return outputs.detach() if torch.is_tensor(outputs) else outputs
 
 
 def check_not_moved(learner: StepLearner | SelfUpdating) -> None:
@@ -389,15 +413,3 @@ def _all_finite(gradients: Sequence[Tensor]) -> bool:
 
 def _is_several(outputs: Any) -> bool:
     return isinstance(outputs, (tuple, list)) and len(outputs) > 0
-
-
-def _own_loss(outputs: Any) -> Tensor:
-    if torch.is_tensor(outputs) and outputs.numel() == 1:
-        return outputs.reshape(())
-    kind = type(outputs).__name__
-    if torch.is_tensor(outputs):
-        kind += f"{list(outputs.shape)}"
-    raise ConfigError(
-        f"network: without loss_fn it must return its loss, one number, got {kind}. Return the "
-        "loss, or give RecModel a loss_fn."
-    )

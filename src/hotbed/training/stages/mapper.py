@@ -18,12 +18,11 @@ class Mapper(Protocol):
     """Maps the ids of batches to rows, in the order of the batches.
 
     Results have the same bits whether ids are mapped by `plan`, by `map` or in the forward pass.
-
-    Attributes:
-        waits: whether later examples are waited for, so that all ranks map the same ones.
     """
 
-    waits: bool
+    @property
+    def waits(self) -> bool:
+        """Whether later examples are waited for, so that all ranks map the same ones."""
 
     def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         """Prepare a pass over data.

@@ -1,42 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planner: maps the ids of batches for the collections of a network."""
+"""Planner: asks for the ids of batches, for the collections of a network."""
 
 from __future__ import annotations
 
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from hotbed.data.batch import Batch, times_of
-from hotbed.embedding.lookups import Plan, Plans
+from hotbed.embedding.lookups import Plans, WantedRows
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
+from hotbed.errors import ConfigError
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.network import BatchLookups, NetworkLookups
 
 log = logging.getLogger("hotbed")
 
+Agreed = Callable[[Batch], Mapping[str, Any]]
+"""Returns what all processes must have alike in the step of a batch."""
+
 
 class Planner:
-    """A `Mapper` of a network that is called with a `Batch`: it maps the ids for its collections.
+    """A `Mapper` of a network that is called with a `Batch`: it asks for the ids of collections.
 
-    A collection is mapped here if it is in train mode, and looked up the ids of the batch before as
-    they are, exactly once. All others map in their forward pass. Results have the same bits either
-    way. `plan` maps batches that come later.
+    `map` asks for those of a collection that is in train mode, and looked up the ids of the batch
+    before as they are, exactly once. All others map in their forward pass. Results have the same
+    bits either way. `plan` asks for batches that come later.
+
+    A step by grains asks for all ids itself, and refuses a network that looks up others. There,
+    batches are asked for here only if they are mapped ahead.
 
     Args:
         lookups: of the network; their collections share no table with another module.
+        agreed: of a step by grains; None = the batch is not divided.
     """
 
-    waits = False
-
-    def __init__(self, lookups: NetworkLookups) -> None:
+    def __init__(self, lookups: NetworkLookups, agreed: Agreed | None = None) -> None:
         self._lookups = lookups
+        self._agreed = agreed
         self._strayed: set[EmbeddingCollection] = set()
         self._last = Plans({})
         self._foresees = False
@@ -44,7 +52,7 @@ class Planner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Planner:
         """Return the planner of a copied network, which has mapped nothing yet."""
-        return Planner(copy.deepcopy(self._lookups, memo))
+        return Planner(*copy.deepcopy((self._lookups, self._agreed), memo))
 
     @staticmethod
     def of(network: nn.Module) -> Planner:
@@ -66,6 +74,11 @@ class Planner:
         self._queue = queue
 
     @property
+    def waits(self) -> bool:
+        """Whether later examples are waited for: processes that share rows ask for the same."""
+        return any(table.spread is not None for table in self._lookups.tables)
+
+    @property
     def foresees(self) -> bool:
         """Whether later batches may be mapped now.
 
@@ -77,22 +90,26 @@ class Planner:
         """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
         if not self._lookups.tables:
             return "no EmbeddingCollection with tables of its own"
+        if self._lookups.runs_network:
+            return "the ids of its lookups are those of a forward pass"
         return obstacle_of(self._lookups.tables)
 
     def map(self, example: Example) -> Example:
-        if example.batch is None:
+        by_grains = self._agreed is not None
+        if example.batch is None or (by_grains and self._queue is None):
             return example
         self._forget_strays()
-        example = example.foreseen_by(self._lookups)
-        followed = [module for module in self._collections if self._followed(module)]
+        plans: Plans | None = example.batch.plans
+        if plans is None:
+            example = example.foreseen_by(self._lookups)
+        followed = [module for module in self._collections if by_grains or self._followed(module)]
         self._foresees = bool(followed) and len(followed) == len(self._collections)
-        plans: Plans | None = example.looked_up.plans
         if plans is None:
             plans = Plans(example.looked_up.ids)
-            for collection in followed:
-                plans.add(collection, self._plan_of(collection, example.looked_up))
+            self._ask(plans, followed, example)
             example = example.planned(plans)
-        self._last = plans
+        if not by_grains:
+            self._last = plans
         plans.wait()
         return example
 
@@ -103,8 +120,7 @@ class Planner:
         try:
             example = example.foreseen_by(self._lookups)
             plans.ids = example.looked_up.ids
-            for collection in self._collections:
-                plans.add(collection, self._plan_of(collection, example.looked_up))
+            self._ask(plans, self._collections, example)
         except Exception as error:
             plans.error = error
         return example.planned(plans, plans.error)
@@ -127,14 +143,13 @@ class Planner:
         every = self._lookups.collections
         return [collection for collection in every if collection not in self._strayed]
 
-    def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
-        return collection.map(
-            collection.inputs_of(batch),
-            times_of(batch),
-            training=True,
-            queue=self._queue,
-            grain_ends=batch.grain_ends,
-        )
+    def _ask(
+        self, plans: Plans, collections: Sequence[EmbeddingCollection], example: Example
+    ) -> None:
+        if self._agreed is not None:
+            ask_for_grains(plans, self._lookups, example, self._agreed, self._queue)
+        else:
+            plans.ask(collections, WantedRows(times_of(example.looked_up), queue=self._queue))
 
     def _followed(self, collection: EmbeddingCollection) -> bool:
         return collection.training and self._last.followed(collection)
@@ -142,12 +157,45 @@ class Planner:
     def _forget_strays(self) -> None:
         for module in self._last.left():
             self._strayed.update(c for c in self._collections if c is module)
-            tables = ", ".join(table.name for table in module.tables)
+            tables = ", ".join(table.name for table in module.layout.tables)
             log.warning(
                 "tables %s: the network did not look up the ids of a batch that were mapped for it,"
                 " as it did before; from now on they are mapped when they are looked up",
                 tables,
             )
+
+
+def ask_for_grains(
+    plans: Plans,
+    lookups: NetworkLookups,
+    example: Example,
+    agreed: Agreed,
+    queue: MapQueue | None = None,
+) -> None:
+    """Ask for the ids of a batch that is divided, for all collections in train mode.
+
+    Args:
+        plans: of the batch.
+        lookups: of the network.
+        example: of the batch, whose ids are computed.
+        agreed: what all processes must have alike in its step.
+        queue: see `WantedRows`.
+
+    Raises:
+        ConfigError: a collection in eval mode has rows that several processes share.
+    """
+    batch = example.looked_up
+    assert example.batch is not None, "the loop divides batches"
+    for module in lookups.collections:
+        if not module.training and module.lookup.spans_ranks:
+            raise ConfigError(
+                f"ranks: all ranks look up each step together, got tables "
+                f"{[table.name for table in module.tables]} in eval mode. Set "
+                'table.frozen = "all" instead.'
+            )
+    modules = [module for module in lookups.collections if module.training]
+    values = partial(agreed, example.batch)
+    plans.ask(modules, WantedRows(times_of(batch), True, queue, batch.grain_ends, values))
 
 
 def obstacle_of(tables: Iterable[Table]) -> str:

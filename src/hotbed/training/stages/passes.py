@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes: how the batch of a step goes through the network, forward and backward.
+
+`NetworkPass` runs the network over the whole batch. `Grains`, in grains.py, runs it over each
+grain of the batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import ConfigError
+from hotbed.optim.precision import AmpPrecision
+from hotbed.optim.sparse import SparseOptimizer
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import Example, misfits_named
+
+
+class Passes(ABC):
+    """The passes of a step over its batch.
+
+    Attributes:
+        outputs: of the network in the last training forward.
+        loss: of these outputs, where there is a criterion.
+    """
+
+    outputs: Any
+    loss: Tensor | None = None
+
+    @abstractmethod
+    def forward(self, example: Example) -> Tensor:
+        """Run the network on an example and return the loss."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Let the gradients of the loss wait."""
+
+    @abstractmethod
+    def norm(self) -> Tensor:
+        """Return the norm of all gradients that wait, float32 []."""
+
+    def scaled(self) -> AbstractContextManager[None]:
+        """Return a block that scales the gradients that wait."""
+        return nullcontext()
+
+
+class NetworkPass(Passes):
+    """One pass of a network over samples, forward and backward.
+
+    Args:
+        network: to train.
+        criterion: its loss; None: the network returns its loss.
+        dense: the optimizer of dense parameters; None if there are none.
+        sparse: the optimizer of tables; None if there are none.
+        precision: the number format of the network.
+        device: of the network.
+
+    Attributes:
+        call: takes the arguments of an example, and returns what the network returns.
+        dense_parameters: that the optimizer holds.
+        row_parameters: of tables.
+        buffers: of the network, those with values.
+        before: these buffers, as they were before the last forward pass.
+        scaler: of the loss; None: it is not scaled.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        criterion: Criterion | None,
+        dense: torch.optim.Optimizer | None,
+        sparse: SparseOptimizer | None,
+        precision: AmpPrecision,
+        device: torch.device,
+    ) -> None:
+        self.network = network
+        self.criterion = criterion
+        self.precision = precision
+        self.device = device
+        self.outputs = None
+        self.call: Callable[..., Any] = network
+        self.dense_parameters = parameters_of(dense)
+        self.row_parameters = parameters_of(sparse)
+        self.buffers = [buffer for buffer in network.buffers() if buffer.numel()]
+        self.before = [buffer.clone() for buffer in self.buffers]
+        self.scaler: torch.amp.GradScaler | None = None
+        if precision.scaled and dense is not None:
+            self.scaler = torch.amp.GradScaler(device.type)
+        self._dense = dense
+        self._sparse = sparse
+
+    def forward(self, example: Example) -> Tensor:
+        if self.buffers:
+            torch._foreach_copy_(self.before, self.buffers)
+        with self.precision.autocast(self.device), misfits_named(self.call, example):
+            self.outputs = outputs = self.call(*example.arguments, **example.keywords)
+        if self.criterion is None:
+            return own_loss(outputs)
+        self.outputs = outputs = self.criterion.shape(outputs, example.labels)
+        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise ConfigError(
+                "network: there is nothing to learn, got a loss that depends on no parameter or "
+                "table that is trained. Unfreeze one, or train without detach() and no_grad()."
+            )
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()
+        # else the graph would hold the rows of this batch while the next one is mapped
+        self.outputs = _detached(self.outputs)
+        self.loss = _detached(self.loss)
+
+    def norm(self) -> Tensor:
+        """Return the norm of all gradients that wait, float32 [].
+
+        It is torch's: the norm of the norms of all gradients, of dense parameters and then of rows.
+        The order of sums in a gradient of rows is that of its ids.
+        """
+        gradients = [p.grad for p in (*self.dense_parameters, *self.row_parameters)]
+        return torch.nn.utils.get_total_norm(
+            [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+        )
+
+    def restore_buffers(self) -> None:
+        """Let the buffers be as they were before the last forward pass."""
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, self.before)
+
+    def forget(self) -> None:
+        """Drop every gradient."""
+        for parameter in parameters_of(self._dense):
+            parameter.grad = None
+        if self._sparse is not None:
+            self._sparse.zero_grad()
+
+
+def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:
+    """Return every parameter of an optimizer; none for None."""
+    if optimizer is None:
+        return []
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def own_loss(outputs: Any) -> Tensor:
+    """Return the loss that a network without a criterion returned."""
+    if torch.is_tensor(outputs) and outputs.numel() == 1:
+        return outputs.reshape(())
+    kind = type(outputs).__name__
+    if torch.is_tensor(outputs):
+        kind += f"{list(outputs.shape)}"
+    raise ConfigError(
+        f"network: without loss_fn it must return its loss, one number, got {kind}. Return the "
+        "loss, or give RecModel a loss_fn."
+    )
+
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: output.detach() for name, output in outputs.items()}
+    return outputs.detach() if torch.is_tensor(outputs) else outputs
