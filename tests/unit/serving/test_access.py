@@ -21,6 +21,7 @@ from hotbed.serving.server.access import (
     OPERATE,
     Caller,
     RereadFile,
+    Roles,
     Tokens,
     denied,
     read_roles,
@@ -204,6 +205,30 @@ def test_tokens_are_read_again_when_their_file_changes(
     assert "two" not in caplog.text
     path.write_text("two")
     assert (roles("one"), roles("two")) == (set(), {"infer", "operate", "scrape"})
+
+
+def test_tokens_that_could_not_be_read_for_a_while_are_read_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their file has not changed since: permissions, or no more files that may be opened."""
+    path = tmp_path / "tokens"
+    path.write_text("one")
+    is_away = False
+
+    def read(path: str) -> Roles:
+        if is_away:
+            raise ConfigError("no more files")
+        return read_roles(path)
+
+    tokens = Tokens(RereadFile(str(path), read, check_seconds=0).content)
+    is_away = True
+    path.write_text("two")
+    for _ in range(3):
+        assert tokens.roles("Bearer one")
+    assert caplog.text.count("no more files") == 1
+    is_away = False
+    assert tokens.roles("Bearer two")
+    assert not tokens.roles("Bearer one")
 
 
 @pytest.mark.parametrize("roles", ["owner", "infer,", "infer, scrape", " infer", "infer scrape"])

@@ -88,6 +88,13 @@ def test_floods_are_found_however_they_are_cut(name: str) -> None:
     assert found
 
 
+@pytest.mark.parametrize("name", ["PING", "SETTINGS", "WINDOW_UPDATE", "RST_STREAM", "empty DATA"])
+def test_frames_before_the_acknowledgement_are_few(name: str) -> None:
+    start, more = FLOODS[name]
+    assert verdict(BEGIN + start + more(2_000), itertools.repeat(70))
+    assert not verdict(BEGIN + start + ACK + more(2_000), itertools.repeat(70))
+
+
 def test_other_bytes_than_http_2_are_refused() -> None:
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", PREFACE[:-1] + b"x"):
         assert verdict(data, itertools.repeat(3)) == "other bytes than HTTP/2"

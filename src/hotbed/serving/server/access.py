@@ -61,7 +61,8 @@ class Denied(NamedTuple):
 class RereadFile(Generic[Value]):
     """The content of a file of tokens, read again within a second of a change.
 
-    If the new content is wrong, the content from before stays valid and the problem is logged.
+    If the new content is wrong or cannot be read, the content from before stays valid, the problem
+    is logged once, and the file is read until it can be.
 
     Args:
         path: the file.
@@ -75,6 +76,7 @@ class RereadFile(Generic[Value]):
         self._read = read
         self._stamp = _stamp_of(path)
         self._content = read(path)
+        self._problem = ""  # of the newest content
         self._checked = time.monotonic()
 
     def content(self) -> Value:
@@ -86,12 +88,16 @@ class RereadFile(Generic[Value]):
         stamp = _stamp_of(self._path)
         if stamp == self._stamp:
             return self._content
-        self._stamp = stamp
         try:
             self._content = self._read(self._path)
-            log.info("the tokens of %s were read again", self._path)
         except ConfigError as error:
-            log.error("%s The tokens from before stay.", error)
+            if str(error) != self._problem:
+                log.error("%s The tokens from before stay.", error)
+            self._problem = str(error)
+            return self._content
+        self._stamp = stamp
+        self._problem = ""
+        log.info("the tokens of %s were read again", self._path)
         return self._content
 
 

@@ -36,6 +36,7 @@ _ACK = 1  # flag of SETTINGS
 _END_HEADERS = 4  # flag of HEADERS and CONTINUATION
 # Frames that a client may send beside those of its calls: at once, a second, and for each call,
 # byte of messages and byte of answers.
+_EARLY_FRAMES = 100.0  # before the client has acknowledged
 _MOST_FRAMES = 10_000.0
 _FRAMES_A_SECOND = 100.0
 _FRAMES_A_CALL = 8.0
@@ -57,7 +58,7 @@ class FrameCheck:
         self._rest = b""  # the begin of the head of a frame
         self._has_preface = False
         self._head_bytes = 0  # of the head of a call that has not ended
-        self._frames = _MOST_FRAMES  # that the client may still send
+        self._frames = _EARLY_FRAMES  # that the client may still send
         self._time = time.monotonic()
 
     def answered(self, num_bytes: int) -> None:
@@ -101,9 +102,10 @@ class FrameCheck:
                 self._frames += _FRAMES_A_CALL
                 if self.is_acknowledged:
                     self._head_bytes = 0
-        elif kind == _SETTINGS and flags & _ACK:
+        elif kind == _SETTINGS and flags & _ACK and not self.is_acknowledged:
             self.is_acknowledged = True
             self._head_bytes = 0
+            self._frames = _MOST_FRAMES
         self._frames -= 1
         return "" if self._frames > 0 else self._refill()
 
