@@ -27,7 +27,7 @@ from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.parallel import RankWork
-from hotbed.parallel.forecast import LinkSpeed, Workload, planned
+from hotbed.parallel.forecast.ranks import LinkSpeed, Workload, planned
 
 ROOT = Path(__file__).parents[2]
 GRAINS = 8

@@ -136,7 +136,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
         "doctor": ["--disk", "--ranks"],
-        "plan": ["--bandwidth", "--latency", "--ram", "--ranks", "--rows", *job],
+        "plan": ["--bandwidth", "--disk-reads", "--latency", "--ram", "--ranks", "--rows", *job],
     }
 
 

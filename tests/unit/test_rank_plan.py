@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import hotbed as hb
@@ -22,18 +24,18 @@ from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, DataError
 from hotbed.job import workload as of_job
 from hotbed.parallel import Placement
-from hotbed.parallel.forecast import (
-    ENTRIES,
+from hotbed.parallel.forecast.ranks import (
+    DiskTimes,
     LinkSpeed,
     SampledBatch,
     SampledIds,
-    TableFacts,
+    SaveTimes,
     Workload,
-    index_bytes,
     needed_ranks,
     planned,
     seconds_of,
 )
+from hotbed.parallel.forecast.tables import ENTRIES, LookupRates, OnDisk, TableFacts, index_bytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,12 +146,125 @@ def test_the_least_ranks_that_fit_are_named() -> None:
 
 
 def test_a_step_of_two_ranks_takes_what_two_ranks_took() -> None:
-    work = workload().as_two_ranks(step_seconds=0.08, wait_seconds=0.02)
+    work = workload().as_two_ranks(own_seconds=0.06, wait_seconds=0.02)
     assert planned(work, 2).seconds == pytest.approx(0.08)
     assert planned(work, 1).seconds == pytest.approx(0.1)
     between_hosts = planned(work.with_link(0.001, None), 2)
     assert between_hosts.link_seconds > planned(work, 2).link_seconds
     assert seconds_of(work.step_seconds, 256) == pytest.approx(0.02 - 0.03 / 1536 * 256)
+
+
+def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
+    work = workload().as_two_ranks(own_seconds=0.08, wait_seconds=0.05)
+    work = replace(work, score_seconds=0.04, save=SaveTimes(1e-6, 80))
+    one = planned(work, 1)
+    assert one.times == {
+        "network": 0.1,
+        "reading": 0.0,
+        "messages": 0,
+        "bytes": 0,
+        "waiting": 0,
+        "disk": 0.0,
+    }
+    assert one.scored_seconds == 0.04
+    assert (one.state_bytes, one.save_seconds) == (pytest.approx(80e9), pytest.approx(1000))
+    for ranks in (2, 64):
+        of_ranks = planned(work, ranks)
+        assert of_ranks.seconds == pytest.approx(sum(of_ranks.times.values()))
+        assert of_ranks.times["messages"] == pytest.approx(5 * (ranks - 1) * 1e-4)
+        assert of_ranks.save_seconds == pytest.approx(1000 / ranks)
+    assert planned(work, 2).limit == "network"
+    assert planned(work, 256).limit == "messages"
+
+
+# --- tables on a disk -----------------------------------------------------------------------------
+
+
+def misses_of_sieve(ids: NDArray[np.int64], batch_size: int, ram_rows: int) -> float:
+    """Return the misses of a batch in the second epoch: the rule of `hb.Ssd`, as it is told."""
+    queue: list[int] = []  # the newest first
+    used: dict[int, bool] = {}
+    hand = -1
+    misses = 0
+    for epoch in range(2):
+        for first in range(0, len(ids), batch_size):
+            for number in set(ids[first : first + batch_size].tolist()):
+                if number in used:
+                    used[number] = True
+                    continue
+                misses += epoch
+                if len(queue) == ram_rows:
+                    hand = hand if 0 <= hand < len(queue) else len(queue) - 1
+                    while used[queue[hand]]:
+                        used[queue[hand]] = False
+                        hand = hand - 1 if hand else len(queue) - 1
+                    del used[queue.pop(hand)]
+                    hand -= 1
+                queue.insert(0, number)
+                hand += 1
+                used[number] = False
+    return misses / (len(ids) / batch_size)
+
+
+@pytest.mark.parametrize("alpha", [0.7, 1.1])
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_rows_read_from_a_disk_are_about_those_of_its_cache(alpha: float, share: float) -> None:
+    random = np.random.default_rng(0)
+    popularity = np.arange(1, 4001) ** -alpha
+    ids = random.choice(4000, 24_000, p=popularity / popularity.sum())
+    counts = np.bincount(ids)
+    ram_rows = int(share * (counts > 0).sum())
+    of_ids = LookupRates.of(counts, 1, len(ids) / 200, (counts > 0).sum())
+    assert of_ids.misses(ram_rows) == pytest.approx(misses_of_sieve(ids, 200, ram_rows), rel=0.15)
+    assert of_ids.misses((counts > 0).sum()) == 0
+
+
+def test_ids_that_were_not_read_take_the_lookups_of_those_that_were_seen_once() -> None:
+    counts = np.array([50, 20, 1, 1, 1, 1])
+    few = LookupRates.of(counts, 1, 10, 6)
+    many = LookupRates.of(counts, 1, 10, 1_000_000)
+    assert (many.lookups * many.ids).sum() == pytest.approx((few.lookups * few.ids).sum())
+    assert many.ids.sum() == 1_000_000
+    # nearly each of their lookups is a read: 4 in 10 batches
+    assert many.misses(1000) == pytest.approx(0.4, rel=0.01)
+
+
+def on_disk(work: Workload, ram_rows: int) -> Workload:
+    """A workload whose table lies on a disk; its row has dim 16 and the state of Adagrad."""
+    popularity = LookupRates(1000.0, np.ones(1), np.array([1e9]))
+    (table,) = work.tables
+    table = replace(table, on_disk=OnDisk(ram_rows, 128, 0, popularity))
+    return replace(work, tables=[table], disk=DiskTimes(1e-5, 2e-6, 1e-9))
+
+
+def test_a_table_on_a_disk_takes_the_memory_and_the_room_of_the_page() -> None:
+    of_one = planned(on_disk(workload(500e6), 5_000_000), 1)
+    # docs/tiers.md: 29.4 bytes an id, 160 of a row in memory, 512 KiB of each of 256 parts
+    expected = 500e6 * 29.4 + 5e6 * (128 + 32) + 256 * (512 << 10)
+    assert of_one.table_bytes[0] == pytest.approx(expected, rel=0.25)
+    assert of_one.disk[0] == pytest.approx(500e6 * 136 * 1.5)
+    assert planned(workload(500e6), 1).table_bytes[0] > 4 * of_one.table_bytes[0]
+    table = OnDisk(5_000_000, 128, 12, LookupRates(1.0, np.ones(1), np.ones(1)))
+    memory = 500e6 * (8 + 12) + 5e6 * (128 + 32) + 256 * (512 << 10)
+    assert table.memory(np.array([500e6])).tolist() == [memory]
+    assert table.memory(np.array([1000.0])).tolist() == [1000 * (8 + 12 + 128 + 32) + (512 << 10)]
+    of_four = planned(on_disk(workload(500e6), 5_000_000), 4)
+    assert of_four.disk.sum() == pytest.approx(of_one.disk[0])
+
+
+def test_a_disk_works_beside_a_step_and_is_shared_by_the_ranks_of_a_machine() -> None:
+    work = on_disk(workload(), 1000)
+    reads = 1e9 * -np.expm1(-1 / 1000)
+    of_one = planned(work, 1)
+    assert of_one.reads == pytest.approx(reads, rel=0.01)
+    assert of_one.seconds == pytest.approx(of_one.reads * 1e-5)
+    assert of_one.limit == "disk"
+    of_two = planned(work, 2)
+    assert of_two.seconds == pytest.approx(2 * of_two.reads * 1e-5)
+    on_hosts = planned(work.with_link(1e-4, 1e9), 2)
+    assert on_hosts.seconds == pytest.approx(on_hosts.reads * 1e-5)
+    fast = replace(work, disk=DiskTimes(1e-12, 1e-12, 1e-12))
+    assert planned(fast, 1).seconds == pytest.approx(0.1, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +274,7 @@ def test_a_step_of_two_ranks_takes_what_two_ranks_took() -> None:
         ("1.5 GiB", of_plan.BYTES, 1.5 * 2**30),
         ("10Gbit/s", of_plan.RATES, 1.25e9),
         ("100us", of_plan.TIMES, 1e-4),
+        ("100k/s", of_plan.READS, 1e5),
     ],
 )
 def test_quantities_have_units(text: str, units: dict[str, float], value: float) -> None:
@@ -206,10 +322,10 @@ def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
 ) -> None:
     printed = CliRunner().invoke(app, ["plan", job, "--ram=32GB", "--rows=user=1e9"])
     assert printed.exit_code == 0, printed.output
-    lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
-    assert [int(line[0]) for line in lines] == [2**power for power in range(9)]
+    lines = lines_of_grids(printed.output)
+    assert [int(line[0]) for line in lines] == [2**power for power in range(9)] * 2
     assert "> ram" in lines[0][1]
-    assert "> ram" not in lines[-1][1]
+    assert "> ram" not in lines[8][1]
     assert "Memory: it takes " in printed.output
     assert "16 ranks and more need grains: 16 or more in the job, which has 8." in printed.output
     page = (tmp_path / "plan.html").read_text()
@@ -218,13 +334,13 @@ def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
 
 
 def test_a_disturbed_measurement_is_told(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed_step = of_job._timed_step
+    timed = of_job._timed
 
     def half_disturbed(*arguments: Any) -> tuple[float, float]:
-        seconds, _ = timed_step(*arguments)
+        seconds, _ = timed(*arguments)
         return seconds, seconds / 2
 
-    monkeypatch.setattr(of_job, "_timed_step", half_disturbed)
+    monkeypatch.setattr(of_job, "_timed", half_disturbed)
     printed = CliRunner().invoke(app, ["plan", job, "--ranks=2"])
     assert printed.exit_code == 0, printed.output
     assert "had a processor for 50% of their time" in printed.output
@@ -239,13 +355,31 @@ def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(
     # each id has a row of its factors and one of its linear weight
     movies = len({line.split(",")[1] for line in _ratings()})
     users = len({line.split(",")[0] for line in _ratings()})
-    lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
-    of_ranks = lines[2:]
+    of_ranks = lines_of_grids(printed.output)[4:]
     assert sum(int(line[1].replace(",", "")) for line in of_ranks) == 2 * (movies + users)
     assert "No number of ranks fits into 0.0 GB a process." in printed.output
     assert "3 ranks do not fit: the largest process takes" in printed.output
     assert "a message 1,000 us and 125 MB/s" in printed.output
     assert "Each of 3 ranks" in (tmp_path / "plan.html").read_text()
+
+
+def lines_of_grids(printed: str) -> list[list[str]]:
+    return [line.split("│")[1:-1] for line in printed.splitlines() if line[:1] == "│"]
+
+
+def test_plan_of_tables_on_a_disk_says_room_and_reads(job: str, tmp_path: Path) -> None:
+    """The folder of the disk need not exist here, where its speed is said."""
+    tier = "{kind: ssd, path: /not/here, ram_rows: 1000}"
+    command = ["plan", job, "--ranks=1", "--rows=movie=500e6", "--disk-reads=100k/s"]
+    printed = CliRunner().invoke(app, [*command, "--set", f"tables.overrides.movie.tier={tier}"])
+    assert printed.exit_code == 0, printed.output
+    line, beside = lines_of_grids(printed.output)[:2]
+    gigabytes = 500e6 * 29.4 / 1e9
+    assert line[1].split()[1] == "GB"
+    assert float(line[1].split()[0]) == pytest.approx(gigabytes, rel=0.25)
+    # values and state of 4 floats each, and the head of a record; 1.5 times
+    assert beside[2].strip() == "30.0 GB"
+    assert int(beside[3].replace(",", "")) > 100
 
 
 def _ratings() -> list[str]:

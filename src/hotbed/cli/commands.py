@@ -125,12 +125,16 @@ def plan(
     latency: Annotated[
         str | None, typer.Option(help="Of a message between hosts, such as 100us.")
     ] = None,
+    disk_reads: Annotated[
+        str | None,
+        typer.Option(help="Of a disk for hb.Ssd, such as 100k/s; default: as measured here."),
+    ] = None,
     assignments: Assignments = None,
 ) -> None:
     """Predict memory, bytes and time of the job on several ranks, before machines are bought.
 
-    It samples the ids of `train`, and measures this machine for a few seconds. plan.html in the
-    job's output has the picture. See docs/ranks.md.
+    It samples the ids of `train`, and measures this machine for a few seconds, and the disk of
+    tables on hb.Ssd. plan.html in the job's output has the picture. See docs/ranks.md.
     """
     job = _read(job_file, assignments)
     wishes = Wishes(
@@ -139,6 +143,7 @@ def plan(
         of_plan.expected_rows(rows),
         of_plan.quantity("--latency", latency, of_plan.TIMES),
         of_plan.quantity("--bandwidth", bandwidth, of_plan.RATES),
+        of_plan.disks_of(job, of_plan.quantity("--disk-reads", disk_reads, of_plan.READS)),
     )
     planned = plan_job(job, wishes)
     page = job.output_path("plan.html")

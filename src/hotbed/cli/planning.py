@@ -9,11 +9,20 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from hotbed.cli.show import console, print_line
+from hotbed.cli.disk import DEPTHS, measure
+from hotbed.cli.show import StageBars, console, print_line
 from hotbed.errors import ConfigError
 from hotbed.files import Where
-from hotbed.job.plan_page import HEAD, number_text_of, row_of, size_text
-from hotbed.job.planning import JobPlan
+from hotbed.job.job import Job
+from hotbed.job.plan_page import (
+    HEAD,
+    HEAD_BESIDE,
+    beside_training,
+    number_text_of,
+    row_of,
+    size_text,
+)
+from hotbed.job.planning import Disk, JobPlan, folders_of
 
 BYTES = {
     "B": 1.0,
@@ -29,6 +38,10 @@ BYTES = {
 RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 WIDE = 100
 """Columns of a terminal that has room between the columns of a plan."""
+READS = {"k": 1e3, "M": 1e6}
+DISK_BYTES = 256 << 20
+"""Of the file that shows how fast a disk is."""
+ROUND_SECONDS = 0.3
 TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_LINES = 16
 
@@ -53,6 +66,32 @@ def quantity(option: str, text: str | None, units: Mapping[str, float]) -> float
             f"10{list(units)[-1]}; units are {', '.join(units)}."
         ) from None
     return value
+
+
+def disks_of(job: Job, reads: float | None) -> list[Disk]:
+    """Return how fast the disks of the job's tables are: as the user says, or as measured here.
+
+    Args:
+        job: what is planned.
+        reads: a second, at random; None = measure.
+
+    Raises:
+        ConfigError: a folder does not exist here, or cannot be used.
+    """
+    folders = folders_of(job)
+    if reads is not None:
+        return [Disk(reads) for _ in folders]
+    return [_measured(folder) for folder in folders]
+
+
+def _measured(folder: str) -> Disk:
+    with StageBars() as bars:
+        speed = measure(folder, bars.update, file_bytes=DISK_BYTES, round_seconds=ROUND_SECONDS)
+    by_engine = {
+        engine: rate for (engine, depth), rate in speed.reads.items() if depth == max(DEPTHS)
+    }
+    engine = max(by_engine, key=lambda name: by_engine[name])
+    return Disk(by_engine[engine], engine, speed.write_bytes)
 
 
 def expected_rows(assignments: Sequence[str] | None) -> dict[str, float]:
@@ -84,6 +123,10 @@ def print_plan(plan: JobPlan, page: Where) -> None:
     for of_ranks in plan.plans:
         grid.add_row(*row_of(plan, of_ranks))
     console.print(grid)
+    beside = Grid(*HEAD_BESIDE, padding=(0, 1 if console.width >= WIDE else 0))
+    for of_ranks in plan.plans:
+        beside.add_row(*beside_training(plan, of_ranks))
+    console.print(beside)
     if len(plan.plans) == 2:
         _print_ranks(plan)
     for note in plan.notes:

@@ -14,7 +14,7 @@ from hotbed.pictures.charts import number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side
 
 if TYPE_CHECKING:
-    from hotbed.parallel.forecast import RanksPlan
+    from hotbed.parallel.forecast.ranks import RanksPlan
 
 MOST_BARS = 32
 """Ranks that are drawn one by one."""
@@ -25,6 +25,11 @@ RANKS_TEXT = (
     "and bytes: the largest rank. docs/ranks.md has the formulas."
 )
 TABLES_TEXT = "Rows and memory of all ranks together. Ids of a step: distinct in a whole batch."
+BESIDE_TEXT = (
+    "What takes most of a step. Rows on the disk of a rank, and about how many a step reads from "
+    "there. The time to score a batch, and the samples of a stream that scores each batch before "
+    "it learns it. A full state of all ranks, and the time to save it."
+)
 BY_RANK_TEXT = (
     "What each rank owns and does. Ids: distinct ones that all ranks ask it for in a step."
 )
@@ -55,6 +60,11 @@ def write_plan(path: Where, plan: JobPlan, title: str) -> None:
     sections = [
         section("By number of ranks", _figures(plan), RANKS_TEXT),
         section("", grid(HEAD, [row_of(plan, of_ranks) for of_ranks in plan.plans])),
+        section(
+            "Beside training",
+            grid(HEAD_BESIDE, [beside_training(plan, of_ranks) for of_ranks in plan.plans]),
+            BESIDE_TEXT,
+        ),
         _by_rank(plan.plans[-1]) if len(plan.plans) == 2 else "",
         _tables(plan),
         section("What to know", grid(["", ""], [["", note] for note in plan.notes], text=True))
@@ -95,6 +105,38 @@ def row_of(plan: JobPlan, of_ranks: RanksPlan) -> list[str]:
         f"{1e3 * of_ranks.seconds:.1f}",
         f"{samples:,.0f}",
         f"{speed:.2f}x",
+    ]
+
+
+HEAD_BESIDE = (
+    "ranks",
+    "most of a step",
+    "on the disk",
+    "read a step",
+    "ms to score",
+    "scored samples/s",
+    "a full state",
+    "s to save",
+)
+"""Of a line for each number of ranks: what a job takes beside training."""
+
+
+def beside_training(plan: JobPlan, of_ranks: RanksPlan) -> list[str]:
+    """Return the cells of a line; "" is what the job does not have, or was not measured."""
+    state = of_ranks.state_bytes
+    save = of_ranks.save_seconds
+    scored_step = of_ranks.seconds + of_ranks.scored_seconds
+    share = of_ranks.times[of_ranks.limit] / of_ranks.seconds
+    disk = float(of_ranks.disk.max())
+    return [
+        str(of_ranks.ranks),
+        f"{of_ranks.limit} {share:.0%}",
+        size_text(disk) if disk else "",
+        number_text_of(of_ranks.reads) if disk else "",
+        f"{1e3 * of_ranks.scored_seconds:.1f}",
+        f"{plan.work.batch_size / scored_step:,.0f}",
+        "" if state is None else size_text(state),
+        "" if save is None else f"{save:,.1f}",
     ]
 
 

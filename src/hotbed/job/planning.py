@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError
 from hotbed.job.job import Job
 from hotbed.job.ranks import num_ranks
 from hotbed.job.workload import Sampled, workload_of
 
 if TYPE_CHECKING:
-    from hotbed.parallel.forecast import RanksPlan, Workload
+    from hotbed.parallel.forecast.ranks import DiskTimes, RanksPlan, Workload
 
 LEAST_CPU_SHARE = 0.85
 """Share of the time of steps for which they must have a processor."""
+READ_BYTES = 4096
+READ_CPU_SECONDS = {"io_uring": 2e-6, "threads": 8e-6}
+"""Of a processor, to read a row from a disk: docs/tiers.md."""
+MOST_SPREAD = 0.25
+"""By how much rounds of the same steps may differ."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,28 @@ class JobPlan:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """How fast a disk is.
+
+    Attributes:
+        reads: a second, of blocks at random, many at once.
+        engine: that reads them.
+        write_bytes: a second, in order; None = not known: those of the reads.
+    """
+
+    reads: float
+    engine: str = "io_uring"
+    write_bytes: float | None = None
+
+    def times(self) -> DiskTimes:
+        """Return how long it takes for a row."""
+        from hotbed.parallel.forecast.ranks import DiskTimes
+
+        in_order = self.write_bytes or self.reads * READ_BYTES
+        return DiskTimes(1 / self.reads, READ_CPU_SECONDS[self.engine], 1 / in_order)
+
+
+@dataclass(frozen=True)
 class Wishes:
     """What the user of a plan says.
 
@@ -50,6 +78,7 @@ class Wishes:
         rows: that tables will have, by name.
         latency: seconds of a message between hosts.
         bandwidth: bytes a second between hosts.
+        disks: of each host, for tables on `hb.Ssd`; the slowest counts.
     """
 
     ranks: int | None = None
@@ -57,6 +86,12 @@ class Wishes:
     rows: Mapping[str, float] | None = None
     latency: float | None = None
     bandwidth: float | None = None
+    disks: Sequence[Disk] = ()
+
+
+def folders_of(job: Job) -> list[str]:
+    """Return the folders in which tables of a job lie."""
+    return sorted({str(tier.path) for tier in job.tables.tiers() if isinstance(tier, Ssd)})
 
 
 def plan(job: Job, wishes: Wishes) -> JobPlan:
@@ -68,7 +103,7 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
         ConfigError: the job has no `train`; a table of `rows` does not exist; or this process is
             one of several ranks itself.
     """
-    from hotbed.parallel.forecast import MOST_RANKS, needed_ranks, planned
+    from hotbed.parallel.forecast.ranks import MOST_RANKS, needed_ranks, planned
 
     if num_ranks() > 1:
         raise ConfigError(
@@ -85,7 +120,11 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"number from 1 to {MOST_RANKS}."
         )
     here, sampled = workload_of(job, wishes.rows or {})
-    work = here.with_link(wishes.latency, wishes.bandwidth)
+    slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
+    work = replace(
+        here.with_link(wishes.latency, wishes.bandwidth),
+        disk=None if slowest is None else slowest.times(),
+    )
     numbers = [1 << power for power in range(MOST_RANKS.bit_length())]
     if wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
@@ -96,13 +135,22 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
 
 
 def _disturbance(work: Workload) -> Iterator[str]:
-    """Yield a warning if the steps that were measured waited for a processor."""
-    if work.cpu_share < LEAST_CPU_SHARE:
-        yield (
-            f"Warning: the measurement was disturbed. Its steps had a processor for "
-            f"{work.cpu_share:.0%} of their time; other programs, or a disk, took the rest. All "
-            "times and speeds are wrong by about as much: plan again on an idle machine."
-        )
+    """Yield a warning if the steps that were measured waited for a processor, or differed."""
+    if work.cpu_share >= LEAST_CPU_SHARE and work.spread <= MOST_SPREAD:
+        return
+    from hotbed.parallel.forecast.ranks import planned
+
+    of_two = planned(replace(work, disk=None), 2)
+    waiting = of_two.times["waiting"]
+    yield (
+        f"Warning: the measurement was disturbed. Its steps had a processor for "
+        f"{work.cpu_share:.0%} of their time, and rounds of the same steps differed by "
+        f"{work.spread:.0%}. Times of one process are those of a processor: they may be up to "
+        f"{work.spread:.0%} too long. Two ranks waited {1e3 * waiting:,.1f} ms a step for each "
+        f"other, which counts for every number of ranks: their times may be up to "
+        f"{of_two.seconds / (of_two.seconds - waiting) - 1:.0%} too long. Plan again on an idle "
+        "machine."
+    )
 
 
 def _notes(

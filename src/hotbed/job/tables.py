@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hotbed import config
@@ -55,6 +55,20 @@ class Tables:
                     )
                 tables[table][key] = config.build(value, keywords[key].annotation, path)
         object.__setattr__(self, "overrides", tables)
+
+    def tier_of(self, table: str) -> Tier:
+        """Return where the rows of a table lie."""
+        tier: Tier = self.overrides.get(table, {}).get("tier", self.tier)
+        return tier
+
+    def tiers(self) -> list[Tier]:
+        """Return where rows of tables may lie."""
+        return [self.tier, *map(self.tier_of, self.overrides)]
+
+    def in_memory(self) -> Tables:
+        """Return the same with the rows of all tables in memory."""
+        overrides = {name: {**keys, "tier": Ram()} for name, keys in self.overrides.items()}
+        return replace(self, tier=Ram(), overrides=overrides)
 
     def make(self, schema: Schema, seed: int) -> dict[str, Table]:
         """Return a table for each table name of the schema."""

@@ -10,17 +10,21 @@ import contextlib
 import math
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.embedding.footprint import ledger_bytes, row_bytes
 from hotbed.embedding.hashing import mix64, partition
 from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
+from hotbed.embedding.tier import Ssd, Tier
 from hotbed.errors import ConfigError, DataError
 from hotbed.job.job import Job
 from hotbed.memory import peak_bytes
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
     from hotbed.data.batch import Batch
     from hotbed.data.schema import Schema
     from hotbed.embedding.table import Table
-    from hotbed.parallel.forecast import SampledBatch, TableFacts, Workload
+    from hotbed.parallel.forecast.ranks import SampledBatch, SaveTimes, Workload
+    from hotbed.parallel.forecast.tables import TableFacts
     from hotbed.training.model import RecModel
 
 SAMPLES = 5_000_000
@@ -40,8 +45,12 @@ BATCHES = 8
 """Batches that are measured and whose messages are counted."""
 SECONDS = 3.0
 """Time to measure steps of one process in."""
+ROUNDS = 3
+"""How often steps are measured, in turn: the least disturbed round counts."""
 PAIR_SECONDS = 4.0
 """Time that as many steps of one process take as two ranks are measured in."""
+LEAST_SAVED_ROWS = 10_000
+"""Rows of a state whose time a row is measured."""
 LEAST_STEPS = 6
 MOST_STEPS = 200
 MOST_IDS = 1 << 20
@@ -145,64 +154,65 @@ def _alone(call: Callable[..., T], *arguments: Any) -> T:
 
 def _with_two_ranks(job: Job, work: Workload) -> Workload:
     """Return a workload with what two ranks of this machine take: their link, and some steps."""
-    from hotbed.parallel.forecast import LinkSpeed
+    from hotbed.parallel.forecast.ranks import LinkSpeed
     from hotbed.parallel.probe import on_two_ranks
 
     steps = round(PAIR_SECONDS / max(work.step_seconds.values()))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS)
     of_ranks = on_two_ranks(_as_rank, job.to_json(), steps)
     link = LinkSpeed(sorted(of_ranks[0].link.items()))
-    step_seconds = max(of_rank.step_seconds for of_rank in of_ranks)
+    own_seconds = max(of_rank.own_seconds for of_rank in of_ranks)
     wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
     share = min(work.cpu_share, *(of_rank.cpu_share for of_rank in of_ranks))
     work = replace(work, link=link, cpu_share=share)
-    return work.as_two_ranks(step_seconds, wait_seconds)
+    return work.as_two_ranks(own_seconds, wait_seconds)
 
 
 @dataclass(frozen=True)
 class RankSteps:
-    """What a rank measured.
+    """What a rank measured, of its least disturbed steps.
 
     Attributes:
         link: seconds of a call, by the bytes that it sends.
-        step_seconds: of a step.
-        wait_seconds: of these, in calls to the other rank.
-        cpu_share: of the other seconds, for which the rank had a processor.
+        own_seconds: of a step, beside calls to the other rank.
+        wait_seconds: of a step, in these calls.
+        cpu_share: of its own seconds, for which the rank had a processor.
     """
 
     link: Mapping[int, float]
-    step_seconds: float
+    own_seconds: float
     wait_seconds: float
     cpu_share: float
 
 
 def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
-    """Measure the link, then train as one of two ranks; return the median of the later steps."""
+    """Measure the link, then train as one of two ranks; the later half of the steps counts."""
     from hotbed.parallel.probe import probe
 
-    job = _by_grains(Job.from_json(spec))
+    job = _to_measure(Job.from_json(spec))
     model = job.rec_model(job.fitted())
     connections = probe()
     measured = []
     waited = 0.0
     with contextlib.closing(_batches(job, model)) as batches:
         for batch in islice(batches, steps):
-            seconds, cpu_seconds = _timed_step(model, batch)
+            seconds, cpu_seconds = _timed(model.step, batch)
             so_far = model.learner.end()[model.learner.shard.rank].wait_seconds
-            measured.append((seconds, so_far - waited, cpu_seconds))
+            waits = so_far - waited
             waited = so_far
-    later = np.array(measured[steps // 2 :])
-    seconds, waits, _ = np.median(later, 0)
-    total, total_waits, total_cpu = later.sum(0)
-    share = min(total_cpu / max(total - total_waits, 1e-9), 1.0)
-    return RankSteps(connections.seconds, float(seconds), float(waits), float(share))
+            measured.append((min(seconds - waits, cpu_seconds), waits, seconds - waits))
+    rounds = np.array_split(np.array(measured[steps // 2 :]), ROUNDS)
+    own_seconds, waits, _ = np.min([np.median(part, 0) for part in rounds], 0)
+    total, _, total_wall = np.concatenate(rounds).sum(0)
+    share = min(total / max(total_wall, 1e-9), 1.0)
+    return RankSteps(connections.seconds, float(own_seconds), float(waits), float(share))
 
 
-def _timed_step(model: RecModel, batch: Batch) -> tuple[float, float]:
-    """Learn a batch; return the seconds that it took, and those of this thread on a processor."""
+def _timed(call: Callable[[Batch], object], batch: Batch) -> tuple[float, float]:
+    """Call with a batch; return the seconds that it took, and those of this thread's processor."""
     began = time.perf_counter()
     began_cpu = time.thread_time()
-    model.step(batch)
+    call(batch)
     return time.perf_counter() - began, time.thread_time() - began_cpu
 
 
@@ -215,48 +225,55 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     `rows`: that the user expects of tables.
     """
     import hotbed as hb
-    from hotbed.parallel.forecast import LinkSpeed, Workload
+    from hotbed.parallel.forecast.ranks import LinkSpeed, Workload
 
     hb.set_num_threads(1)
-    job = _by_grains(Job.from_json(spec))
+    job = _to_measure(Job.from_json(spec))
+    tables = Job.from_json(spec).tables
     schema = job.fitted()
     model = job.rec_model(schema)
     _check_tables(rows, model.tables)
     process_bytes = _process_bytes(job, model)
     with contextlib.closing(_batches(job, model)) as every_batch:
         batches = list(islice(every_batch, BATCHES))
-    seconds, share = _step_seconds(job, schema, batches)
+    steps = _step_seconds(job, schema, batches)
     counted, sampled, read_seconds = _read(job, model)
-    tables = [
-        _facts(table, counted[name], job, sampled, rows.get(name))
+    facts = [
+        _facts(table, tables.tier_of(name), counted[name], job, sampled, rows.get(name))
         for name, table in _tables_of(model).items()
     ]
     dense = [1, *(parameter.numel() for parameter in hb.dense_parameters(model.network))]
     floats = [buffer for buffer in model.network.buffers() if buffer.is_floating_point()]
     work = Workload(
-        tables=tables,
+        tables=facts,
         batches=[_sampled_batch(model, batch) for batch in batches],
         batch_size=job.fit.batch_size,
         grains=model.grains,
         modules=len(_modules(model)),
         dense=[*dense, *(buffer.numel() for buffer in floats if buffer.numel())],
         process_bytes=process_bytes,
-        step_seconds=seconds,
+        step_seconds=steps.seconds,
         read_seconds=read_seconds,
-        cpu_share=share,
+        cpu_share=steps.cpu_share,
+        spread=steps.spread,
+        score_seconds=_score_seconds(model, batches),
+        save=_save_times(job, schema, model),
         link=LinkSpeed.of(0.0, math.inf),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
     return work, sampled
 
 
-def _by_grains(job: Job) -> Job:
-    """Return a job with the number of grains that it has on several ranks, and on one thread."""
+def _to_measure(job: Job) -> Job:
+    """Return a job with its grains on several ranks, one thread, and all rows in memory.
+
+    What a disk adds is computed: the few rows of a measurement would all be in memory.
+    """
     grains = 2
     with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
         grains = job.num_grains(2)
     fit = replace(job.fit, torch_threads=job.fit.torch_threads or 1)
-    return replace(job, grains=grains, fit=fit)
+    return replace(job, grains=grains, fit=fit, tables=job.tables.in_memory())
 
 
 def _check_tables(rows: Mapping[str, float], tables: Mapping[str, Table]) -> None:
@@ -307,36 +324,89 @@ def _process_bytes(job: Job, model: RecModel) -> float:
     return peak_bytes() - rows
 
 
-def _step_seconds(
-    job: Job, schema: Schema, batches: Sequence[Batch]
-) -> tuple[dict[int, float], float]:
-    """Return the seconds of a step by samples: of all grains, of half of them, of one, and less.
+@dataclass(frozen=True)
+class StepTimes:
+    """Steps of one process.
 
-    With them comes the share of the time for which the process had a processor. As many samples in
-    as many grains are what a rank computes.
+    Attributes:
+        seconds: of a step on a processor, by its samples.
+        cpu_share: of the time, for which the process had a processor.
+        spread: by how much the rounds of whole batches differed, as a share of the shortest.
+    """
+
+    seconds: Mapping[int, float]
+    cpu_share: float
+    spread: float
+
+
+def _step_seconds(job: Job, schema: Schema, batches: Sequence[Batch]) -> StepTimes:
+    """Measure a step of all grains, of half of them, of one, and of less.
+
+    As many samples in as many grains are what a rank computes. A thread that waits for a processor
+    takes none, so the times are those of an otherwise idle machine, but for its caches.
     """
     assert isinstance(job.grains, int)
     whole = job.fit.batch_size
     parts = {1: job.grains, 2: job.grains // 2, job.grains: 1, 8 * job.grains: 1}
-    seconds = {}
-    totals = np.zeros(2)
+    models = {}
     for part, grains in parts.items():
         samples = max(whole // part, 1)
-        model = replace(job, grains=max(grains, 1)).rec_model(schema)
-        parts_of_batches = [batch[:samples] for batch in batches]
-        times = _later_steps(model, parts_of_batches, SECONDS / len(parts))
-        seconds[samples] = float(np.median(times[:, 0]))
-        totals += times.sum(0)
-    return seconds, float(min(totals[1] / totals[0], 1.0))
+        models[samples] = replace(job, grains=max(grains, 1)).rec_model(schema)
+    medians: dict[int, list[float]] = {samples: [] for samples in models}
+    totals = np.zeros(2)
+    for _ in range(ROUNDS):
+        for samples, model in models.items():
+            parts_of_batches = [batch[:samples] for batch in batches]
+            times = _later(model.step, parts_of_batches, SECONDS / len(models) / ROUNDS)
+            medians[samples].append(float(np.median(times[:, 1])))
+            totals += times.sum(0)
+    of_whole = medians[max(medians)]
+    return StepTimes(
+        {samples: min(of_rounds) for samples, of_rounds in medians.items()},
+        float(min(totals[1] / totals[0], 1.0)),
+        max(of_whole) / min(of_whole) - 1,
+    )
 
 
-def _later_steps(model: RecModel, batches: Sequence[Batch], limit: float) -> NDArray[np.float64]:
-    """Return the times of the later half of the steps that the time is enough for, [steps, 2]."""
+def _later(
+    call: Callable[[Batch], object], batches: Sequence[Batch], limit: float
+) -> NDArray[np.float64]:
+    """Return the times of the later half of the calls that the time is enough for, [calls, 2]."""
     times: list[tuple[float, float]] = []
     began = time.perf_counter()
-    while len(times) < 6 or time.perf_counter() - began < limit:
-        times.append(_timed_step(model, batches[len(times) % len(batches)]))
+    while len(times) < LEAST_STEPS or time.perf_counter() - began < limit:
+        times.append(_timed(call, batches[len(times) % len(batches)]))
     return np.array(times[len(times) // 2 :])
+
+
+def _score_seconds(model: RecModel, batches: Sequence[Batch]) -> float:
+    """Return the seconds of a processor to score a batch."""
+    times = _later(model.predict, batches, SECONDS / 4)
+    return float(np.median(times[:, 1]))
+
+
+def _save_times(job: Job, schema: Schema, model: RecModel) -> SaveTimes | None:
+    """Return what a row takes in a full state; None where the measurement has too few rows."""
+    from hotbed.parallel.forecast.ranks import SaveTimes
+
+    rows = sum(len(table) for table in _tables_of(model).values())
+    if rows < LEAST_SAVED_ROWS:
+        return None
+    empty_seconds, empty_bytes = _saved(job.rec_model(schema))
+    seconds, num_bytes = _saved(model)
+    return SaveTimes(
+        max(seconds - empty_seconds, 0.0) / rows, max(num_bytes - empty_bytes, 0) / rows
+    )
+
+
+def _saved(model: RecModel) -> tuple[float, int]:
+    """Return the seconds and the bytes of a model that is saved in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        began = time.perf_counter()
+        model.save(path)
+        seconds = time.perf_counter() - began
+        return seconds, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, float]:
@@ -400,7 +470,7 @@ def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
 
 
 def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
-    from hotbed.parallel.forecast import SampledBatch, SampledIds
+    from hotbed.parallel.forecast.ranks import SampledBatch, SampledIds
 
     samples: dict[str, list[Any]] = {name: [] for name in _tables_of(model)}
     values: dict[str, list[Any]] = {name: [] for name in samples}
@@ -423,21 +493,36 @@ def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
 
 
 def _facts(
-    table: Table, ids: DistinctIds, job: Job, sampled: Sampled, rows: float | None
+    table: Table, tier: Tier, ids: DistinctIds, job: Job, sampled: Sampled, rows: float | None
 ) -> TableFacts:
-    """Return a table with the rows that it will have: as the user says, by capacity, by the ids."""
+    """Return a table with the rows that it will have: as the user says, by capacity, by the ids.
+
+    `tier`: where the rows of the job lie.
+    """
     expected = table.capacity if rows is None else rows
-    if expected is not None:
-        of_partitions = np.full(PARTITIONS, expected / PARTITIONS)
-        return _table_facts(table, of_partitions, np.zeros(PARTITIONS))
     admitted = _admitted(table, ids.counts * job.fit.epochs)
-    factor = sampled.distinct[table.name] / max(len(ids), 1)
-    waiting = np.zeros(len(admitted))
-    if isinstance(table.admit, MinCount):
-        waiting = 1.0 - admitted
-    return _table_facts(
-        table, ids.by_partition(admitted) * factor, ids.by_partition(waiting) * factor
-    )
+    if expected is not None:
+        facts = _table_facts(
+            table, np.full(PARTITIONS, expected / PARTITIONS), np.zeros(PARTITIONS)
+        )
+    else:
+        factor = sampled.distinct[table.name] / max(len(ids), 1)
+        waiting = np.zeros(len(admitted))
+        if isinstance(table.admit, MinCount):
+            waiting = 1.0 - admitted
+        facts = _table_facts(
+            table, ids.by_partition(admitted) * factor, ids.by_partition(waiting) * factor
+        )
+    if not isinstance(tier, Ssd):
+        return facts
+    from hotbed.parallel.forecast.tables import LookupRates, OnDisk
+
+    counts = ids.counts[admitted > 0]
+    batches = sampled.samples / job.fit.batch_size
+    popularity = LookupRates.of(counts, ids.scale, batches, float(facts.rows.sum()))
+    row = row_bytes(table.dim, table.dtype, table.rule)
+    ledger = ledger_bytes(table.rule, table.admit, table.evictions)
+    return replace(facts, on_disk=OnDisk(tier.ram_rows, row, ledger, popularity))
 
 
 def _admitted(table: Table, counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -455,7 +540,7 @@ def _table_facts(
 ) -> TableFacts:
     """Return a table with these rows in each partition, as far as its policies keep them."""
     from hotbed.embedding.policy import kept_columns
-    from hotbed.parallel.forecast import TableFacts
+    from hotbed.parallel.forecast.tables import TableFacts
 
     caps = [policy for policy in table.evictions if isinstance(policy, (Lru, Lfu))]
     caps = [policy for policy in caps if policy.is_on]

@@ -7,7 +7,7 @@ counters.py     the counters of tables, added over ranks
 dense.py        DensePart: what the grains of a step leave of the dense part, joined
 envelope.py     Envelope: messages of several parts of a step, which go to the other ranks together
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
-forecast.py     predict memory, bytes and seconds of a step on several ranks
+forecast/       predict memory, bytes and seconds of a step on several ranks
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed, and in warnings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predict what a job takes on several ranks: memory, bytes, messages and seconds of a step.
+"""Predict what a job takes on several ranks: memory, bytes, messages, a disk, seconds.
 
 Pure functions of a `Workload`: what a sample of the job's data and a few steps of one process say.
 docs/ranks.md has the formulas; nothing here reads data, measures or starts a process.
@@ -9,103 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
+from hotbed.parallel.dense import LINE
+from hotbed.parallel.placement import Placement
+from hotbed.parallel.ranks import HEAD_WORDS
 
-from .dense import LINE
-from .placement import Placement
-from .ranks import HEAD_WORDS
+from .tables import Floats, TableFacts
 
 MOST_RANKS = PARTITIONS
 """The parts of a table, each of which can lie on a rank of its own."""
 WORD = 8
 FLOAT = 4
-CHUNK = 16
-"""Rows that a partition takes at a time."""
-HUGE_PAGE = 2 << 20
-ENTRIES = 5
-"""Ids in a bucket of the index, a line of memory."""
-WAITING_ENTRIES = 3
-"""Ids that wait for admission, in such a bucket."""
-MOST_LOAD = 0.74
-GROWTH = 1.5
-GAPS = 1.2
-"""Memory of an index beside its bytes: blocks that it has outgrown leave gaps."""
 SPARE = 32 << 20
 """Bytes of what malloc keeps in a long run, and of the buffers of a save."""
 
-Floats = NDArray[np.float64]
+PARTS = ("network", "reading", "messages", "bytes", "waiting", "disk")
+"""What takes the time of a step; "network" is its own work, with the update of its rows."""
+_CALLS_OF_ROWS = 3
+"""The first calls of a step, which ask for rows: counts, ids, rows."""
+
 Counts = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class TableFacts:
-    """A table as the plan sees it.
-
-    Attributes:
-        name: of the table; it decides which partitions lie on which rank.
-        dim: floats of a row on the wire.
-        row_bytes: of a row in memory, with optimizer state and policies.
-        words: of 8 bytes, that a question about an id takes: the id, its time, its score.
-        counted: whether questions have counts, two in a word.
-        capped: whether rows are counted on all ranks before one changes.
-        rows: expected in each partition, [256].
-        waiting: ids that wait for admission in each partition, [256].
-    """
-
-    name: str
-    dim: int
-    row_bytes: int
-    words: int
-    counted: bool
-    capped: bool
-    rows: Floats
-    waiting: Floats
-
-    def memory(self, owners: NDArray[np.uint8], ranks: int) -> Floats:
-        """Return the bytes of rows, index and waiting ids on each rank; `owners`: as it says.
-
-        Rows of a small table take their bytes, others slabs on huge pages.
-        """
-        slots = np.bincount(owners, np.ceil(self.rows / CHUNK) * CHUNK, ranks)
-        num_bytes = slots * self.row_bytes
-        slab = (1 << (-(-HUGE_PAGE // self.row_bytes) - 1).bit_length()) * self.row_bytes
-        slabs = np.ceil(num_bytes / slab) * slab
-        rows = np.where(num_bytes < HUGE_PAGE / 8, num_bytes, slabs)
-        memory: Floats = rows + GAPS * np.bincount(owners, self._index_bytes, ranks)
-        return memory
-
-    def memory_of_all(self) -> float:
-        """Return the bytes of the table in one process."""
-        return float(self.memory(np.zeros(PARTITIONS, np.uint8), 1)[0])
-
-    @cached_property
-    def _index_bytes(self) -> Floats:
-        waiting = index_bytes(np.ceil(self.waiting), WAITING_ENTRIES)
-        return index_bytes(np.ceil(self.rows), ENTRIES) + waiting
-
-
-def index_bytes(entries: Floats, per_bucket: int) -> Floats:
-    """Return the bytes of the index of each partition, [256], with these numbers of entries.
-
-    It grows by half when it is full, and each partition at another size, as in
-    csrc/core/bucket_map.cpp.
-    """
-    phase = np.array([int(f"{partition:08b}"[::-1], 2) for partition in range(PARTITIONS)])
-    buckets = np.zeros(PARTITIONS)
-    for level in range(64):
-        full = np.maximum(1, np.floor(buckets * per_bucket * MOST_LOAD))
-        full[buckets == 0] = 0
-        if (full >= entries).all():
-            break
-        larger = np.ceil(GROWTH ** (level + phase / PARTITIONS))
-        buckets = np.where(full < entries, larger, buckets)
-    return buckets * LINE
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +125,34 @@ class LinkSpeed:
         return float((peers - 1) * self.latency + np.interp(num_bytes, sizes, times) + beyond)
 
 
+@dataclass(frozen=True)
+class DiskTimes:
+    """How long a disk takes for the rows of `hb.Ssd`.
+
+    Attributes:
+        read_seconds: of a row, of many that are read at once.
+        cpu_seconds: of a processor for it.
+        byte_seconds: of a byte, of many in the order of the disk.
+    """
+
+    read_seconds: float
+    cpu_seconds: float
+    byte_seconds: float
+
+
+@dataclass(frozen=True)
+class SaveTimes:
+    """What a row takes in a full state.
+
+    Attributes:
+        row_seconds: to read and write it on one process, from memory.
+        row_bytes: of its files.
+    """
+
+    row_seconds: float
+    row_bytes: float
+
+
 @dataclass(frozen=True, eq=False)
 class Workload:
     """The figures of a job that its plan is computed from.
@@ -217,6 +173,10 @@ class Workload:
         slack_seconds: of a step, in which ranks wait for the slowest.
         whole_host: whether each rank has the cores of a machine; else all share those of one.
         cpu_share: of the time of the steps that were measured, for which they had a processor.
+        spread: by how much rounds of the same steps differed, as a share of the shortest.
+        score_seconds: to score a batch on one thread.
+        save: of a full state; None = not measured.
+        disk: of the tables on one; None = no table is, or it is not known.
     """
 
     tables: Sequence[TableFacts]
@@ -234,6 +194,10 @@ class Workload:
     slack_seconds: float = 0.0
     whole_host: bool = False
     cpu_share: float = 1.0
+    spread: float = 0.0
+    score_seconds: float = 0.0
+    save: SaveTimes | None = None
+    disk: DiskTimes | None = None
 
     def placement(self, ranks: int) -> Placement:
         """Return where rows and grains lie: grains of the job, or the least that are enough."""
@@ -244,11 +208,10 @@ class Workload:
         """Bytes of the dense values that ranks add."""
         return FLOAT * sum(self.dense)
 
-    def as_two_ranks(self, step_seconds: float, wait_seconds: float) -> Workload:
-        """Return the same as two ranks of this machine took: of a step, and of these in calls."""
-        of_two = planned(self, 2)
-        computed = of_two.seconds - of_two.link_seconds
-        copied = max(step_seconds - wait_seconds - computed, 0.0)
+    def as_two_ranks(self, own_seconds: float, wait_seconds: float) -> Workload:
+        """Return the same as two ranks of this machine took for a step: beside calls, in calls."""
+        of_two = planned(replace(self, disk=None), 2)
+        copied = max(own_seconds - (of_two.seconds - of_two.link_seconds), 0.0)
         return replace(
             self,
             copy_seconds=copied / float(of_two.sent_bytes.max()),
@@ -277,8 +240,12 @@ class RanksPlan:
         asked: distinct ids that each is asked for in a step, by all ranks.
         sent_bytes: of each in a step, to all others.
         messages: of each in a step: calls, each to every other rank.
-        seconds: of a step.
-        link_seconds: of these, in calls to other ranks.
+        times: seconds of a step, by what takes them: `PARTS`.
+        disk: bytes of the rows of each rank on its disk.
+        reads: rows that a rank reads from it in a step, about.
+        scored_seconds: of a batch in `evaluate`, of which each rank scores the whole.
+        save_seconds: of a full state; None = not measured.
+        state_bytes: of a full state, of all ranks.
     """
 
     ranks: int
@@ -289,8 +256,27 @@ class RanksPlan:
     asked: Floats
     sent_bytes: Floats
     messages: int
-    seconds: float
-    link_seconds: float
+    times: Mapping[str, float]
+    disk: Floats
+    reads: float
+    scored_seconds: float
+    save_seconds: float | None
+    state_bytes: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.times.values())
+
+    @property
+    def link_seconds(self) -> float:
+        """Seconds of a step in calls to other ranks."""
+        return self.times["messages"] + self.times["bytes"]
+
+    @property
+    def limit(self) -> str:
+        """What takes most of a step."""
+        return max(self.times, key=lambda part: self.times[part])
 
     @property
     def most_memory(self) -> float:
@@ -310,9 +296,11 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
     owners = [placement.owners(table.name) for table in work.tables]
     rows = np.zeros(ranks)
     table_bytes = np.zeros(ranks)
+    disk = np.zeros(ranks)
     for table, owner in zip(work.tables, owners, strict=True):
         rows += np.bincount(owner, table.rows, ranks)
         table_bytes += table.memory(owner, ranks)
+        disk += table.disk(owner, ranks)
     sent = np.zeros((_num_calls(work), ranks))
     asked = np.zeros(ranks)
     for batch in work.batches:
@@ -321,8 +309,9 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         asked += counts.sum((0, 1))
     num_batches = max(len(work.batches), 1)
     sent /= num_batches
-    link = sum(work.link.seconds(of_call.max(), ranks - 1) for of_call in sent)
     sent_bytes = sent.sum(0)
+    calls = [work.link.seconds(of_call.max(), ranks - 1) for of_call in sent]
+    reads = sum(table.reads(ranks) for table in work.tables)
     return RanksPlan(
         ranks,
         placement.grains,
@@ -332,9 +321,60 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         asked=asked / num_batches,
         sent_bytes=sent_bytes,
         messages=len(sent) * (ranks - 1),
-        seconds=link + _own_seconds(work, placement, float(sent_bytes.max())),
-        link_seconds=link,
+        times=_times(work, placement, calls, float(sent_bytes.max()), reads),
+        disk=disk,
+        reads=reads,
+        scored_seconds=work.score_seconds + sum(calls[:_CALLS_OF_ROWS]),
+        save_seconds=_save_seconds(work, float(rows.max()), float(disk.max())),
+        state_bytes=None if work.save is None else work.save.row_bytes * float(rows.sum()),
     )
+
+
+def _times(
+    work: Workload, placement: Placement, calls: Sequence[float], sent_bytes: float, reads: float
+) -> dict[str, float]:
+    """Return the seconds of a step of the slowest rank, by what takes them.
+
+    It computes its grains, and reads, where no other core does that ahead. Of several it calls
+    the others, copies what it sends, and waits for the slowest. A disk works beside all of this.
+    """
+    ranks = placement.ranks
+    grains = max(len(placement.grains_of(rank)) for rank in range(ranks))
+    network = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    cores = work.cores if work.whole_host else work.cores // ranks
+    reading = max(work.read_seconds - network, 0.0) if cores > 1 else work.read_seconds
+    messages = len(calls) * (ranks - 1) * work.link.latency
+    several = ranks > 1
+    times = {
+        "network": network,
+        "reading": reading,
+        "messages": messages,
+        "bytes": max(sum(calls) - messages, 0.0) + several * work.copy_seconds * sent_bytes,
+        "waiting": several * work.slack_seconds,
+    }
+    assert tuple(times) == PARTS[:-1]
+    return times | {"disk": _disk_seconds(work, reads, ranks, sum(times.values()))}
+
+
+def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> float:
+    """Return the seconds that rows on a disk add to a step that takes `others` without them.
+
+    They take a processor, and more where the disk needs longer than the whole step. Ranks of one
+    machine share its disk.
+    """
+    if work.disk is None:
+        return 0.0
+    sharing = 1 if work.whole_host else ranks
+    of_disk = reads * sharing * work.disk.read_seconds
+    return max(reads * work.disk.cpu_seconds, of_disk - others)
+
+
+def _save_seconds(work: Workload, rows: float, disk_bytes: float) -> float | None:
+    """Return the seconds of a full state, of the rank that has most rows."""
+    if work.save is None:
+        return None
+    from_disk = 0.0 if work.disk is None else disk_bytes * work.disk.byte_seconds
+    return rows * work.save.row_seconds + from_disk
 
 
 def _asked_of(
@@ -411,24 +451,6 @@ def process_memory(work: Workload, placement: Placement) -> Floats:
     fewer = np.maximum(work.grains - grains, 0)
     memory: Floats = work.process_bytes + SPARE - fewer * work.dense_bytes
     return memory
-
-
-def _own_seconds(work: Workload, placement: Placement, sent_bytes: float) -> float:
-    """Return the seconds of a step of the slowest rank without calls to others.
-
-    It computes its grains, and reads, where no other core does that ahead. Of several it copies
-    what it sends, and waits for the slowest.
-    """
-    grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
-    seconds = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
-    cores = work.cores if work.whole_host else work.cores // placement.ranks
-    if cores > 1:
-        seconds = max(seconds, work.read_seconds)
-    else:
-        seconds += work.read_seconds
-    if placement.ranks > 1:
-        seconds += work.slack_seconds + work.copy_seconds * sent_bytes
-    return seconds
 
 
 def seconds_of(measured: Mapping[int, float], samples: float) -> float:

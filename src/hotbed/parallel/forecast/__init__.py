@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job will take on several ranks, for `hotbed plan`: formulas, which measure nothing.
+
+tables.py      memory of a table, its room on a disk, and the rows that a step reads from there
+ranks.py       memory, bytes, messages and seconds of a job on a number of ranks
+"""
