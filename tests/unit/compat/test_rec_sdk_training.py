@@ -270,6 +270,8 @@ def test_default_value() -> None:
             assert program.train(batch(5)) == [[read]]
             assert program.evaluate(batch(9)) == [[read]]
             mx.terminate_config_initializer()
+    program = Program(spec={"access_threshold": 0})  # refuses no id
+    assert program.evaluate(batch(9)) == [[1.0]]
 
 
 def test_default_value_without_a_threshold_is_that_of_ids_that_are_not_there(
