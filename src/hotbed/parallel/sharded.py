@@ -45,7 +45,7 @@ Layouts = tuple[FeatureLayout, ...]
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What the owners of rows did with a wanted.
+    """What the owners of rows did with a question.
 
     Attributes:
         ids: those that were asked for.
@@ -141,7 +141,7 @@ class AskingThread:
             self._begin_first()
 
     def wait_for(self, asked: RankAsked) -> None:
-        """Wait for the answer to a wanted, whose batch is the next one of all ranks."""
+        """Wait for the answer to a question, whose batch is the next one of all ranks."""
         # questions meet on other connections: a rank that is in another call is found here
         call = RankCall.of("map", self._ranks.place)
         self._ranks.meet(call, [NOTHING] * self._ranks.size)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -245,6 +245,7 @@ class NativeLookup(Lookup, ABC):
             ids.step.apply(addresses, _table_rates(part, group_rates))
 
 
+@final
 @dataclass(frozen=True)
 class LocalLookup(NativeLookup):
     """Performs all verbs in the tables of this process; any two are equal."""
