@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -99,13 +100,31 @@ int File::allocate(uint64_t offset, uint64_t bytes) {
 #ifdef __linux__
     const int failed = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     // Some file systems cannot allocate: there a write tells that the disk is full.
-    if (failed && errno == EOPNOTSUPP) return ftruncate(descriptor_, static_cast<off_t>(offset + bytes)) ? -errno : 0;
-#else
-    const int failed = ftruncate(descriptor_, static_cast<off_t>(offset + bytes));
-#endif
+    if (failed && errno == EOPNOTSUPP) return extend(offset + bytes);
     if (failed == 0) return 0;
     if (errno != EINTR) return -errno;
+#else
+    return extend(offset + bytes);
+#endif
   }
+}
+
+int File::extend(uint64_t bytes) {
+  struct stat now;
+  if (fstat(descriptor_, &now) != 0) return -errno;
+  if (static_cast<uint64_t>(now.st_size) >= bytes) return 0;
+  return ftruncate(descriptor_, static_cast<off_t>(bytes)) ? -errno : 0;
+}
+
+int File::release([[maybe_unused]] uint64_t offset, [[maybe_unused]] uint64_t bytes) {
+#if defined(FALLOC_FL_PUNCH_HOLE) && defined(FALLOC_FL_KEEP_SIZE)
+  constexpr int kHole = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  while (fallocate(descriptor_, kHole, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) return -errno;
+  return 0;
+#else
+  return -EOPNOTSUPP;
+#endif
 }
 
 uint64_t File::free_bytes() const noexcept {

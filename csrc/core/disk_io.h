@@ -37,6 +37,8 @@ class File {
   virtual int64_t write(const uint8_t* from, size_t bytes, uint64_t offset);
   // Gives the range its room on the disk, so that no later write to it finds the disk full. 0, or -errno.
   virtual int allocate(uint64_t offset, uint64_t bytes);
+  // Gives the room of the range back to the disk. 0, or -errno: some file systems cannot.
+  virtual int release(uint64_t offset, uint64_t bytes);
   // An engine that reads through the descriptor passes each result through here, with what was read.
   virtual int64_t arrived(uint8_t* /*bytes*/, size_t /*size*/, uint64_t /*offset*/, int64_t result) { return result; }
 
@@ -46,6 +48,8 @@ class File {
   uint64_t free_bytes() const noexcept;                       // of the file system
 
  private:
+  int extend(uint64_t bytes);  // 0, or -errno
+
   std::string path_;
   int descriptor_ = -1;
   bool direct_ = false;

@@ -49,7 +49,7 @@ std::unique_ptr<Frames::Room> Frames::make_room_for_batch(int64_t num_ids) const
   return disk_ ? make_room(std::min(static_cast<uint64_t>(num_ids), disk_->num_frames())) : nullptr;
 }
 
-void Frames::check_batch(const std::vector<Uniques>& ranges, uint64_t num_new) const {
+void Frames::check_batch(const std::vector<Uniques>& ranges, uint64_t num_new, int64_t num_ids) const {
   if (!disk_) return;
   const uint64_t ram_rows = disk_->num_frames();
   const auto count = [&](bool exact) {
@@ -64,11 +64,17 @@ void Frames::check_batch(const std::vector<Uniques>& ranges, uint64_t num_new) c
   if (count(false) <= ram_rows) return;
   uint64_t needed = count(true);
   if (needed > ram_rows && disk_->recount()) needed = count(true);
+  if (needed <= ram_rows) return;
+  // Later batches may have more distinct ids, but not more than ids.
+  const uint64_t num_plans = disk_->num_plans(), most = num_plans * static_cast<uint64_t>(num_ids);
   const std::string& rows = config_.rows_name;
-  if (needed > ram_rows)
-    throw TableFull("table '" + name_ + "': the batches in flight use " + std::to_string(needed) + " rows, " + rows +
-                    " is " + std::to_string(ram_rows) + ". Raise " + rows + " to at least " + std::to_string(needed) +
-                    ", map fewer batches ahead, or step after each forward pass.");
+  const std::string suffices = most < needed
+                                   ? std::to_string(needed)
+                                   : std::to_string(most) + " (" + std::to_string(num_plans) + " batches of " +
+                                         std::to_string(num_ids) + " ids in flight never use more)";
+  throw TableFull("table '" + name_ + "': the batches in flight use " + std::to_string(needed) + " rows, " + rows +
+                  " is " + std::to_string(ram_rows) + ". Raise " + rows + " to at least " + suffices +
+                  ", map fewer batches ahead, or step after each forward pass.");
 }
 
 void Frames::bring(const Uniques& uniques, const Plan* plan, Room* room) {

@@ -85,7 +85,8 @@ class Frames {
   std::unique_ptr<Room> make_room(uint64_t most) const;
   std::unique_ptr<Room> make_room_for_batch(int64_t num_ids) const;
   // Throws TableFull where frames are too few for the rows found, `num_new` more and those of plans in flight.
-  void check_batch(const std::vector<Uniques>& ranges, uint64_t num_new) const;
+  // `num_ids`: of the batch, one for each position.
+  void check_batch(const std::vector<Uniques>& ranges, uint64_t num_new, int64_t num_ids) const;
   // Reads the rows that were found into frames. `arrive` waits for them, and throws RecordLost.
   void bring(const Uniques& uniques, const Plan* plan, Room* room);
   void arrive(const Uniques& uniques, const Plan* plan, Room* room);

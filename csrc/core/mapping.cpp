@@ -141,7 +141,7 @@ std::vector<Part*> Parts::map_phases(const Mapping& mapping, const std::function
       }
       part.table->check_capacity(mapping.num_rows.empty() ? num_rows : mapping.num_rows[t]);
     }
-    if (part.plan()) part.table->frames().check_batch(part.ranges, num_new);
+    if (part.plan()) part.table->frames().check_batch(part.ranges, num_new, part.distinct.num_positions());
   }
   each([&](Part& part, Uniques& range, bool) { part.table->frames().bring(range, part.plan(), part.room.get()); });
   each([&](Part& part, Uniques& range, bool) { part.table->arrive(range, part.plan(), part.room.get()); });

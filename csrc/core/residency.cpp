@@ -123,6 +123,12 @@ uint64_t Residency::num_pinned(const uint32_t* slots, size_t n) const {
   return count;
 }
 
+uint64_t Residency::num_plans() const {
+  const std::lock_guard lock(mutex_);
+  const auto lives = [](const LivePlan& plan) { return plan.lives; };
+  return static_cast<uint64_t>(std::count_if(plans_.begin(), plans_.end(), lives));
+}
+
 // Room.
 
 Residency::Room::Room(Residency& residency, uint64_t most) : residency_(residency), left_(most) {

@@ -101,6 +101,7 @@ class Residency final : RecordOwner {
   // there may be fewer now.
   bool recount();
   uint64_t num_frames() const noexcept { return num_frames_; }
+  uint64_t num_plans() const;  // that live
 
   // Gives the rows of the slots frames for the plan, and begins to read them; kNoSlot and slots without a row are
   // passed over. There are frames enough. `arrive` waits, and reads once more what did not come. It throws RecordLost

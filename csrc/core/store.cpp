@@ -32,6 +32,8 @@ constexpr size_t kMostWaiting = 16;     // extents to be written before owners w
 constexpr size_t kMostIdleBuffers = 8;  // kept for the next extents
 constexpr uint32_t kFewestGrown = 4;    // extents that a file grows by at once: a 64th of it,
 constexpr uint32_t kMostGrown = 256;    // within these bounds
+constexpr uint64_t kFewestKept = 16;    // unused extents that the file keeps: a quarter of those in use, at least these
+constexpr size_t kReleased = 64;        // extents given back to the disk at once
 constexpr size_t kPiece = 256;          // records moved while the owner is locked
 constexpr uint32_t kNoSpan = 0xffffffffu;
 
@@ -169,6 +171,8 @@ struct Store::State {
   bool can_compact() { return num_available() >= num_set_aside() + kSpare; }
   // Whether compaction will empty extents without anybody's help. A damaged extent may have taken the spare one.
   bool is_compacting() { return compacting != kNoSpan || (!due.empty() && (can_compact() || !retired.empty())); }
+  // Whether extents will be unused without anybody's help.
+  bool may_have_more() { return !retired.empty() || is_releasing || is_compacting(); }
   bool must_wait(const Owner& owner) {
     const bool is_wide =
         exceeds(owner.num_sealed, owner.live_sealed, owner.layout.per_extent, kWaitAbove, kSlack * owner.num_spans);
@@ -182,6 +186,14 @@ struct Store::State {
   }
   // Adds room for at least this many extents. 0, or the error number.
   int grow(uint64_t least);
+  uint64_t num_taken() const noexcept { return extents.size() - num_holes; }  // that have room on the disk
+  // Unused extents that rows will not soon need.
+  uint64_t num_surplus() {
+    const uint64_t unused = num_available(), used = num_taken() - unused;
+    const uint64_t kept = std::max(kFewestKept, used / 4) + num_set_aside() + kSpare;
+    return can_release && unused > kept ? unused - kept : 0;
+  }
+  void release(std::unique_lock<std::mutex>& lock);
 
   Place append(uint32_t span, Stream& stream, uint32_t slot, const void* first, const void* second);
   void open(uint32_t span, Stream& stream);
@@ -222,6 +234,9 @@ struct Store::State {
   std::vector<std::unique_ptr<Span>> spans;
   uint32_t unused = kNoExtent;  // list
   uint64_t num_unused = 0;
+  uint32_t holes = kNoExtent;  // list of those without room on the disk
+  uint64_t num_holes = 0;
+  bool can_release = true, is_releasing = false;
   std::deque<Retired> retired;                   // to be unused when older reads are done
   std::unordered_map<uint32_t, Blocks> buffers;  // of open extents
   std::vector<Blocks> idle_buffers;
@@ -273,6 +288,14 @@ uint64_t Store::State::num_set_aside() const noexcept {
 }
 
 int Store::State::grow(uint64_t least) {
+  for (; least > 0 && holes != kNoExtent; least--, num_holes--, num_unused++) {
+    const uint32_t extent = holes;
+    const int error = -file->allocate(uint64_t{extent} * kExtentBytes, kExtentBytes);
+    if (error != 0) return error;
+    extents.unlink(holes, extent);
+    extents.link(unused, extent);
+  }
+  if (least == 0) return 0;
   const uint64_t size = extents.size();
   const uint64_t step = std::clamp<uint64_t>(size / 64, kFewestGrown, kMostGrown);
   int error = ENOSPC;
@@ -285,6 +308,23 @@ int Store::State::grow(uint64_t least) {
     return 0;
   }
   return error;
+}
+
+void Store::State::release(std::unique_lock<std::mutex>& lock) {
+  std::vector<uint32_t> given;
+  for (uint64_t n = std::min<uint64_t>(num_surplus(), kReleased); n > 0; n--, num_unused--) {
+    given.push_back(unused);
+    extents.unlink(unused, unused);
+  }
+  is_releasing = true;
+  lock.unlock();
+  size_t done = 0;
+  while (done < given.size() && file->release(uint64_t{given[done]} * kExtentBytes, kExtentBytes) == 0) done++;
+  lock.lock();
+  is_releasing = false, can_release = done == given.size();
+  for (size_t i = 0; i < given.size(); i++) extents.link(i < done ? holes : unused, given[i]);
+  num_holes += done, num_unused += given.size() - done;
+  changed.notify_all();
 }
 
 void Store::State::open(uint32_t span, Stream& stream) {
@@ -465,18 +505,25 @@ void Store::State::compact() {
   const Blocks bytes = allocate_blocks(kExtentBytes);
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [this] {
-      return is_closing || (!due.empty() && !has_failed() && full.size() < kMostWaiting && can_compact());
-    });
+    const auto compacts = [this] {
+      return !due.empty() && !has_failed() && full.size() < kMostWaiting && can_compact();
+    };
+    changed.wait(lock, [&] { return is_closing || compacts() || num_surplus() > 0; });
     if (is_closing) return;
+    if (!compacts()) {
+      release(lock);
+      continue;
+    }
     const uint32_t number = due.front();
     due.pop_front();
     Span& span = *spans[number];
-    const uint32_t* list = span.sealed.data();
-    while (*list == kNoExtent) list++;
-    compacting = number;
-    move_live(*list, bytes.get(), lock);
-    compacting = kNoSpan;
+    const auto has_some = [](uint32_t list) { return list != kNoExtent; };
+    const auto list = std::find_if(span.sealed.begin(), span.sealed.end(), has_some);
+    if (list != span.sealed.end()) {  // its records may all have gone since it was due
+      compacting = number;
+      move_live(*list, bytes.get(), lock);
+      compacting = kNoSpan;
+    }
     span.is_due = false, owners[span.owner]->num_due--;
     consider(number);
     changed.notify_all();
@@ -640,7 +687,7 @@ void Store::reserve(uint32_t number, uint64_t count) {
       throw StorageFailed("store: '" + s.file->path() + "': cannot grow: " + std::strerror(error) +
                           ". Choose a folder on another disk.");
     // Extents that compaction empties, or that only wait for a read, may still do.
-    if (s.retired.empty() && !s.is_compacting())
+    if (!s.may_have_more())
       throw StorageFull(s.file->path(), (needed - available) * kExtentBytes, s.file->free_bytes(), error);
     s.changed.notify_all();
     s.changed.wait(lock);
@@ -711,7 +758,7 @@ StoreStats Store::stats() const {
   const std::lock_guard lock(s.mutex);
   StoreStats stats = s.counts;
   for (const auto& owner : s.owners) stats.live_bytes += owner->live * owner->layout.record_bytes();
-  stats.file_bytes = uint64_t{s.extents.size()} * kExtentBytes;
+  stats.file_bytes = s.num_taken() * kExtentBytes;
   stats.num_read = s.queue.num_read();
   stats.num_waiting = static_cast<uint32_t>(s.full.size());
   stats.memory_bytes = s.extents.memory_bytes() + s.spans.size() * (sizeof(State::Span) + 2 * sizeof(void*)) +

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import resource
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,27 @@ def test_a_disk_that_takes_no_more_is_an_error_and_the_rows_stay_readable(tmp_pa
     assert isinstance(refused.value, (StorageFailed, StorageFull))
     assert f"store: '{tmp_path}/" in str(refused.value)
     assert table.lookup(IDS).tobytes() == before
+
+
+def test_the_room_of_rows_that_went_goes_back_to_the_disk(tmp_path: Path) -> None:
+    table = hb.Table("user", 64, evict=hb.Ttl(seconds=10), tier=hb.Ssd(tmp_path, ram_rows=1000))
+    for first in range(0, len(IDS), 1000):
+        table.find_or_insert(IDS[first : first + 1000], 10**6)
+    before = table.tier_stats["file_bytes"]
+    assert table.evict(10**8) == len(IDS)
+    until = time.monotonic() + 30
+    while table.tier_stats["file_bytes"] > before / 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    file = descriptor_in(tmp_path)
+    taken = os.fstat(file).st_blocks * 512
+    os.close(file)
+    assert taken <= table.tier_stats["file_bytes"] + (1 << 18) < before / 2
+    for _ in range(2):
+        for first in range(0, len(IDS), 1000):
+            table.find_or_insert(IDS[first : first + 1000], 10**9)
+    fresh = hb.Table("user", 64)
+    fresh.find_or_insert(IDS)
+    assert np.array_equal(table.lookup(IDS), fresh.lookup(IDS))
 
 
 @pytest.mark.parametrize("read", ["snapshot", "export"])

@@ -359,6 +359,21 @@ def test_a_batch_larger_than_ram_rows_is_refused_and_changes_nothing(disk: hb.Ss
     assert (list(table.export()), table.stats["rows"]) == before
 
 
+def test_the_rows_that_a_refusal_names_suffice_for_all_batches(disk: hb.Ssd) -> None:
+    batches = np.random.default_rng(1).zipf(1.3, (200, 64)) % 5_000
+    ram_rows = [10]
+    while True:
+        table = hb.Table("user", 4, tier=hb.Ssd(disk.path, ram_rows[-1]))
+        try:
+            for ids in batches:
+                table.update(table.find_or_insert(ids), np.ones((64, 4), np.float32))
+        except TableFull as full:
+            ram_rows.append(int(re.findall(r"at least (\d+)", str(full))[0]))
+        else:
+            break
+    assert ram_rows == [10, 64]
+
+
 def test_a_killed_process_leaves_nothing_on_the_disk(disk: hb.Ssd) -> None:
     code = (
         "import os, signal, sys\n"
