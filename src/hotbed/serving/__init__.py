@@ -4,6 +4,7 @@
 arguments.py         the tensors of a plain model and the ids of its lookups
 cache.py             cache the rows that requests read often in bounded memory
 client.py            send requests to a server over HTTP
+datatypes.py         the datatype of each input, and the unit of times
 encoded.py           requests whose ids and numbers are encoded
 health.py            add the services of every gRPC server
 main.py              the main functions of the commands that serve

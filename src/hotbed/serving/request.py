@@ -18,6 +18,7 @@ from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.frozen import RowArray
+from hotbed.serving.datatypes import input_datatypes
 from hotbed.serving.rows import FeatureIds
 from hotbed.serving.trained_types import as_trained, check_text, numbers_as_trained
 
@@ -158,6 +159,10 @@ class RequestEncoder:
                 self._trained[name] = kind
             elif name in by_type and kind in _COMPARED:
                 self._compared[name] = kind
+        datatypes = input_datatypes(schema)
+        self._takes_floats = {
+            name for name in self._compared if datatypes[name] in ("FP32", "FP64")
+        }
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> ScoreRequest:
@@ -177,9 +182,6 @@ class RequestEncoder:
         for name, kind in self._trained.items():
             if name in values:
                 values[name] = as_trained(name, values[name], kind)
-        for name, kind in self._compared.items():
-            if name in values:
-                values[name] = numbers_as_trained(name, values[name], kind)
         if not self._raw <= values.keys():
             nothing = {name: pa.nulls(0) for name in values}
             Encoder(self._schema)(pa.table(nothing), labels=False)  # raises, naming the columns
@@ -206,6 +208,10 @@ class RequestEncoder:
             column = values[name]
             if type(column) is not np.ndarray or not column.flags.c_contiguous:
                 values[name] = _numbers(column)
+        for name, kind in self._compared.items():
+            values[name] = numbers_as_trained(
+                name, values[name], kind, takes_floats=name in self._takes_floats
+            )
         rest = self._ids.encode_plain(values, ids)
         rest += self._dense.encode_plain(values, dense)
         return rest

@@ -22,6 +22,7 @@ from hotbed.data.arrow_types import (
     is_moment,
     is_number,
     is_time,
+    is_whole,
     time_of,
 )
 from hotbed.errors import DataError
@@ -73,16 +74,29 @@ def as_trained(name: str, values: Any, kind: Type) -> pa.Array:
     return _converted(name, column, kind)
 
 
-def numbers_as_trained(name: str, values: Any, kind: Type) -> Any:
+def numbers_as_trained(name: str, values: Any, kind: Type, *, takes_floats: bool) -> Any:
     """Return numbers in the type `kind` that they had in training, where it holds them.
 
     Transforms compare integers as such and other numbers as float64, and float32 numbers are not
     the decimals that they are written as. Other values stay as they are.
+
+    Args:
+        name: name of the column.
+        values: the numbers.
+        kind: integer, uint64 or float32.
+        takes_floats: whether floats give the same results where the type is an integer.
     """
     if isinstance(values, np.ndarray):
-        is_same = values.dtype == np.float32 if kind == "float32" else values.dtype.kind in "biu"
-        if is_same:
-            return values
+        if kind == "float32" and values.dtype.kind in "iuf":
+            with np.errstate(over="ignore"):
+                return values.astype(np.float32, copy=False)
+        is_whole_type = values.dtype.kind in "biu"
+        is_float = values.dtype.kind == "f"
+    else:
+        is_whole_type = isinstance(values, pa.Array) and is_whole(values.type)
+        is_float = isinstance(values, pa.Array) and pa.types.is_floating(values.type)
+    if kind != "float32" and (is_whole_type or (is_float and takes_floats)):
+        return values
     try:
         return as_trained(name, values, kind)
     except DataError:

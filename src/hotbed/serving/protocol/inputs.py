@@ -17,8 +17,8 @@ import pyarrow as pa
 from hotbed.config import did_you_mean
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
+from hotbed.serving.datatypes import input_datatypes, input_units
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, ValueSpan
-from hotbed.serving.protocol.datatypes import input_datatypes, input_units
 from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor, flat_numbers
 
 T = TypeVar("T")
