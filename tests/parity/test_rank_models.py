@@ -50,7 +50,7 @@ from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
 from hotbed.parallel import DenseExchange, Placement, Ranks, TableExchange
-from hotbed.parallel.world import trains_together
+from hotbed.parallel.world import trains_together, world_size
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.state.digest import table_digest
 from hotbed.training.auto import plain_state_dict
@@ -542,6 +542,32 @@ def own_loop() -> Found:
         evaluation.add(batch)
     predicted = model.predict(next(iter(batches([10]))))
     return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
+
+
+@quick
+def shared_out() -> Found:
+    """Ranks share out the grains of a score, also where a network draws numbers in eval mode."""
+    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=8)
+    model.fit(list(batches([30, 20])), progress=False)
+    calls = []
+    model.network.register_forward_hook(lambda module, arguments, output: calls.append(1))
+    metrics = [model.evaluate(list(batches([40, 3, 1])))]
+    ranks = world_size()
+    assert len(calls) == -(-8 // ranks) + -(-3 // ranks) + 1
+    hook = model.network.register_forward_hook(
+        lambda module, arguments, output: output + torch.rand(len(output))
+    )
+    scores = [part.tolist() for part in map(model.predict, batches([40, 3]))]
+    metrics.append(model.evaluate(list(batches([12]))))
+    hook.remove()
+    # a loop of its own: each rank may score another batch
+    model.network.eval()
+    with torch.no_grad():
+        every = [model.network(batch) for batch in batches(range(5, 5 + ranks))]
+        own = list(batches(range(5, 5 + ranks)))[int(os.environ.get("RANK", "0"))]
+        assert torch.equal(model.network(own), every[int(os.environ.get("RANK", "0"))])
+    drawn = torch.rand(3).tolist()
+    return found(model, metrics=metrics, scores=scores, drawn=drawn)
 
 
 @quick

@@ -219,16 +219,6 @@ def loop(other: int, rate: float = 0.1, clip: float = 1.0, dropout: float = 0.0)
     network(batch(first=1.0))
 
 
-def looked_up(other: int) -> None:
-    """A loop in eval mode, with ids of its own on each rank."""
-    network = network_of()
-    hb.shard(
-        network, torch.optim.SGD(hb.dense_parameters(network), 0.1), hb.SparseOptimizer(network)
-    )
-    network.eval()
-    network(hb.Batch({"user": hb.Ids(np.arange(16) + other)}, {}, {}))
-
-
 def warm(**options: Any) -> None:
     model_of().save("saved")
     model_of().warm_start("saved", **options)
@@ -438,7 +428,6 @@ STEPS: dict[str, tuple[Differ, str]] = {
         r"label 'y' of a batch with the digest \[",
     ),
     "clipped loop": (lambda n: loop(0, clip=1.0 + n), r"clip_gradients\.max_norm \[1\.0,.* 2\.0\]"),
-    "ids of a loop": (looked_up, r"ids that are looked up with the digest \["),
 }
 SCORED: dict[str, tuple[Differ, str]] = {
     "evaluate": (lambda n: model_of().evaluate([batch(1.0 - n)]), r"label 'y' of a batch"),

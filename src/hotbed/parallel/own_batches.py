@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,13 +93,7 @@ class OwnBatches:
         self._exchanges: dict[FeatureLayout, TableExchange] = {}
 
     def plan_of(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        *,
-        training: bool,
-        is_shared: bool = False,
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool
     ) -> Plan:
         """Return the plan of the batch of this rank, whose ids are `TakenIds`.
 
@@ -109,7 +102,6 @@ class OwnBatches:
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
             training: whether tables may change.
-            is_shared: whether all ranks must look up the same ids.
 
         Raises:
             ConfigError: on every rank: they do not.
@@ -125,10 +117,7 @@ class OwnBatches:
             self._exchanges[layout] = exchange
         num_samples = HostIds(layout.features, inputs).num_samples
         ends = [0] * self._first + [num_samples] * (self._placement.grains - self._first)
-        values: dict[str, Any] = edits_of(layout.tables)
-        if is_shared:
-            digests = [_digest_of_ids(ids) for ids in inputs]
-            values["ids that are looked up with the digest"] = digests
+        values = edits_of(layout.tables)
         with self._ranks.undivided():
             asked = exchange.ask(inputs, time, ends, training=training, values=values)
             plan = exchange.take_whole(asked, inputs)
@@ -329,14 +318,6 @@ def _sum(every: Tensor, placement: Placement) -> Tensor:
     total = joined(grains)
     assert total is not None, "each rank has a part"
     return total
-
-
-def _digest_of_ids(ids: Ids) -> int:
-    digest = 0
-    for array in (ids.values, ids.offsets):
-        if array is not None:
-            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-    return digest
 
 
 def _fetched(mapped: MappedIds) -> TakenIds:

@@ -176,7 +176,7 @@ class AskingThread:
 class ShardedLookup(NativeLookup):
     """Performs the verbs over the rows of all ranks, for batches of grains.
 
-    A network in eval mode is called on every rank with the same batches.
+    A network in eval mode is called on every rank as often, with the same batch or its own.
 
     Args:
         ranks: of the job.
@@ -240,7 +240,7 @@ class ShardedLookup(NativeLookup):
                     "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
                     "loop.backward()."
                 )
-            plan = self._batches.plan_of(layout, inputs, None, training=False, is_shared=True)
+            plan = self._batches.plan_of(layout, inputs, None, training=False)
         return self.pool_plan(layout, inputs, plan)
 
     def join(self, parts: Sequence[Sums]) -> Sums:

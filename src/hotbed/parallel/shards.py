@@ -23,6 +23,7 @@ from .placement import Placement
 from .ranks import SETTINGS, Ranks, Requirement, digest_of
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Shard(ABC):
@@ -82,6 +83,16 @@ class Shard(ABC):
     def any(self, here: bool) -> bool:
         """Return whether it is true in one of the processes."""
         return here
+
+    def shared_out(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        """Return what `work` returns for each item; each process works on a share of them.
+
+        Args:
+            items: the same in each process.
+            work: changes nothing, and makes the same calls to other processes for each item. What
+                it returns is small.
+        """
+        return [work(item) for item in items]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the batches of all processes to the first one, by rising partition.
@@ -156,6 +167,24 @@ class RankShard(Shard):
 
     def any(self, here: bool) -> bool:
         return any(self._ranks.gather_objects(here))
+
+    def shared_out(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        if len(items) < 2:
+            return super().shared_out(items, work)
+        first = len(items) * self.rank // self.size
+        own_items = items[first : len(items) * (self.rank + 1) // self.size]
+        before = torch.get_rng_state()
+        done = [work(item) for item in own_items]
+        for _ in range(len(own_items), -(-len(items) // self.size)):
+            work(items[0])  # its calls answer those of ranks with more items
+        is_random = not torch.equal(torch.get_rng_state(), before)
+        of_ranks = self.gathered((is_random, done))
+        if any(
+            random for random, _ in of_ranks
+        ):  # only in order has each item its own_items numbers
+            torch.set_rng_state(before)
+            return super().shared_out(items, work)
+        return [value for _, values in of_ranks for value in values]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         every: list[pa.RecordBatch] = []

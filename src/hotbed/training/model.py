@@ -334,7 +334,10 @@ class RecModel:
         weights are not read and may be missing.
         """
         self._compare_ranks()
-        collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
+        scorer = Scorer(
+            self.network, self._criterion, {}, precision=self._precision, shard=self.learner.shard
+        )
+        collector = Collector(scorer)
         self._observe(to_predict(data), collector, ())
         return collector.predictions()
 
@@ -598,6 +601,7 @@ class RecModel:
             self.metrics,
             eval_network=self.eval_network,
             precision=self._precision,
+            shard=self.learner.shard,
         )
 
     def _progressive(self, goal: Goal, *, by_training: bool = False) -> Progressive:

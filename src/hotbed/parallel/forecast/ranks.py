@@ -243,7 +243,7 @@ class RanksPlan:
         times: seconds of a step, by what takes them: `PARTS`.
         disk: bytes of the rows of each rank on its disk.
         reads: rows that a rank reads from it in a step, about.
-        scored_seconds: of a batch in `evaluate`, of which each rank scores the whole.
+        scored_seconds: of a batch in `evaluate`, of which each rank scores its grains.
         save_seconds: of a full state; None = not measured.
         state_bytes: of a full state, of all ranks.
     """
@@ -324,7 +324,7 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         times=_times(work, placement, calls, float(sent_bytes.max()), reads),
         disk=disk,
         reads=reads,
-        scored_seconds=work.score_seconds + sum(calls[:_CALLS_OF_ROWS]),
+        scored_seconds=_scored_seconds(work, placement, calls),
         save_seconds=_save_seconds(work, float(rows.max()), float(disk.max())),
         state_bytes=None if work.save is None else work.save.row_bytes * float(rows.sum()),
     )
@@ -354,6 +354,15 @@ def _times(
     }
     assert tuple(times) == PARTS[:-1]
     return times | {"disk": _disk_seconds(work, reads, ranks, sum(times.values()))}
+
+
+def _scored_seconds(work: Workload, placement: Placement, calls: Sequence[float]) -> float:
+    """Return the seconds to score a batch: each collection asks for the rows of each grain."""
+    rounds = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
+    latency = _CALLS_OF_ROWS * (placement.ranks - 1) * work.link.latency
+    in_bytes = max(sum(calls[:_CALLS_OF_ROWS]) - latency, 0.0)
+    own_seconds = work.score_seconds * rounds / placement.grains
+    return own_seconds + in_bytes + rounds * work.modules * latency
 
 
 def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> float:

@@ -20,6 +20,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import AmpPrecision
+from hotbed.parallel import WHOLE, Shard
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import Example, misfits_named
 
@@ -67,12 +68,14 @@ class Scorer:
         *,
         eval_network: Any = None,
         precision: AmpPrecision | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self.network = network
         self.criterion = criterion
         self.metrics = metrics
         self.eval_network = eval_network
         self._precision = precision or AmpPrecision()
+        self._shard = shard
         self._fed: list[Fed] = []
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0
@@ -133,9 +136,15 @@ class Scorer:
         """Score one example, grain by grain."""
         self._observed = self.scored(example)
 
-    def scored(self, example: Example) -> list[Observed]:
-        """Return the grains of an example that have samples, with their scores."""
-        return [(self.outputs(grain), grain) for grain in example.grains if grain is not None]
+    def scored(self, example: Example, *, labelled: bool = True) -> list[Observed]:
+        """Return the grains of an example that have samples, with their scores.
+
+        Ranks share them out. `labelled`: whether labels are read.
+        """
+        grains = [grain for grain in example.grains if grain is not None]
+        if not labelled:
+            grains = [replace(grain, labels=None) for grain in grains]
+        return list(zip(self._shard.shared_out(grains, self.outputs), grains, strict=True))
 
     def settle(self) -> None:
         """Feed every metric and watcher with the example that was observed."""
@@ -409,11 +418,8 @@ class Collector:
 
     def observe(self, example: Example) -> None:
         """Predict one example, grain by grain."""
-        for grain in example.grains:
-            if grain is not None:
-                unlabelled = replace(grain, labels=None)
-                _, prediction, _ = self._scorer.outputs(unlabelled)
-                self._parts.append(prediction)
+        for (_, prediction, _), _ in self._scorer.scored(example, labelled=False):
+            self._parts.append(prediction)
 
     def settle(self) -> None: ...
 
