@@ -226,7 +226,7 @@ void Parts::bring(Part& part) const {
   if (!part.room) return;
   Frames& frames = part.table->frames();
   if (part.plans.empty()) part.make_plan();
-  frames.check_batch(part.ranges, 0, part.distinct.num_positions());
+  frames.check_batch(part.ranges, 0, part.num_unique);
   for (const Uniques& range : part.ranges) frames.bring(range, part.plan(), part.room.get());
   for (Uniques& range : part.ranges) {
     part.table->arrive(range, part.plan(), part.room.get());
