@@ -179,9 +179,8 @@ class RankShard(Shard):
             work(items[0])  # its calls answer those of ranks with more items
         is_random = not torch.equal(torch.get_rng_state(), before)
         of_ranks = self.gathered((is_random, done))
-        if any(
-            random for random, _ in of_ranks
-        ):  # only in order has each item its own_items numbers
+        if any(random for random, _ in of_ranks):
+            # only one after the other has each item the numbers that one process draws for it
             torch.set_rng_state(before)
             return super().shared_out(items, work)
         return [value for _, values in of_ranks for value in values]
