@@ -310,6 +310,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     text = JOB.replace("RATINGS", str(ratings)).replace("OUT", str(tmp_path))
     (tmp_path / "job.yaml").write_text(text)
     monkeypatch.setattr(of_job, "SECONDS", 0.05)
+    monkeypatch.setattr(of_job, "peak_bytes", lambda: 500 << 20)  # of tests that ran before
     monkeypatch.setattr(of_job, "_alone", lambda call, *arguments: call(*arguments))
     of_two = [of_job.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01, 1.0)] * 2
     monkeypatch.setattr("hotbed.parallel.probe.on_two_ranks", lambda *arguments: of_two)
