@@ -396,9 +396,23 @@ def test_plan_of_data_without_rows_is_refused(job: str, tmp_path: Path) -> None:
     assert str(error).startswith("job.train: a plan needs a batch, got empty data.")
 
 
+def test_a_folder_for_rows_that_is_not_here_is_refused_with_what_to_say(job: str) -> None:
+    tier = "tables.tier={kind: ssd, path: /not/here, ram_rows: 1000}"
+    error = CliRunner().invoke(app, ["plan", job, "--set", tier]).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(
+        "the tier of tables, whose disk a plan measures without --disk-reads: does not exist, got "
+        "'/not/here'."
+    )
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
+        (
+            "--disk-reads=5",
+            "--disk-reads: not a number above 0 with a unit, got '5'. Write such as",
+        ),
         ("--rows=nobody=5", "--rows: unknown table, got 'nobody'. Name one of the tables ["),
         ("--rows=user", "--rows: not a table and a number, got 'user'"),
         ("--ranks=257", "--ranks: a table lies on at most 256 ranks, got 257"),

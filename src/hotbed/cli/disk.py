@@ -53,6 +53,7 @@ def measure(
     folder: str,
     report: Callable[[Stage], None],
     *,
+    where: str = "--disk",
     file_bytes: int = FILE_BYTES,
     round_seconds: float = 1.0,
 ) -> DiskSpeed:
@@ -61,6 +62,7 @@ def measure(
     Args:
         folder: on the disk.
         report: receives the stages.
+        where: what named the folder, for messages.
         file_bytes: of the file, a multiple of 32 MiB.
         round_seconds: of each of three rounds for each engine and depth.
 
@@ -68,12 +70,12 @@ def measure(
         ConfigError: no file can be made in the folder, or its disk has too little space.
         NotWritten: the disk fails.
     """
-    check_scratch(folder, "--disk")
+    check_scratch(folder, where)
     system = os.statvfs(folder)
     free_bytes = system.f_bavail * system.f_frsize
     if free_bytes < 2 * file_bytes:
         raise ConfigError(
-            f"--disk: a file of {file_bytes:,} bytes is measured, which may take half of the free "
+            f"{where}: a file of {file_bytes:,} bytes is measured, which may take half of the free "
             f"space, got {free_bytes:,} bytes free in {folder}. Free some, or name another folder."
         )
     core: Any = import_module("hotbed._core")
@@ -85,7 +87,7 @@ def measure(
         syncs = _sync(disk, report)
     except RuntimeError as error:
         raise NotWritten(
-            f"--disk: {folder} fails, got {error}. Look at the disk, or name another folder."
+            f"{where}: {folder} fails, got {error}. Look at the disk, or name another folder."
         ) from error
     kind = file_system(os.path.realpath(folder))
     return DiskSpeed(folder, kind, disk.is_direct, write_bytes, reads, syncs)

@@ -38,7 +38,7 @@ BYTES = {
 RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 WIDE = 100
 """Columns of a terminal that has room between the columns of a plan."""
-READS = {"k": 1e3, "M": 1e6}
+READS = {"M": 1e6, "k": 1e3}
 DISK_BYTES = 256 << 20
 """Of the file that shows how fast a disk is."""
 ROUND_SECONDS = 0.3
@@ -86,7 +86,13 @@ def disks_of(job: Job, reads: float | None) -> list[Disk]:
 
 def _measured(folder: str) -> Disk:
     with StageBars() as bars:
-        speed = measure(folder, bars.update, file_bytes=DISK_BYTES, round_seconds=ROUND_SECONDS)
+        speed = measure(
+            folder,
+            bars.update,
+            where="the tier of tables, whose disk a plan measures without --disk-reads",
+            file_bytes=DISK_BYTES,
+            round_seconds=ROUND_SECONDS,
+        )
     by_engine = {
         engine: rate for (engine, depth), rate in speed.reads.items() if depth == max(DEPTHS)
     }
