@@ -26,6 +26,7 @@ import hotbed as hb
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
+from hotbed.job.sampled_tables import table_facts
 from hotbed.parallel import RankWork
 from hotbed.parallel.forecast.ranks import LinkSpeed, Workload, planned
 
@@ -74,7 +75,7 @@ def workload() -> Workload:
     rows = np.zeros(256)
     dense = [parameter.numel() for parameter in hb.dense_parameters(model.network)]
     return Workload(
-        tables=[of_job._table_facts(table, rows, rows) for table in model.tables.values()],
+        tables=[table_facts(table, rows, rows) for table in model.tables.values()],
         batches=[of_job._sampled_batch(model, batch) for batch in batches()],
         batch_size=64,
         grains=GRAINS,

@@ -22,6 +22,7 @@ from hotbed.cli import planning as of_plan
 from hotbed.cli.commands import app
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, DataError
+from hotbed.job import sampled_tables
 from hotbed.job import workload as of_job
 from hotbed.parallel import Placement
 from hotbed.parallel.forecast.ranks import (
@@ -85,8 +86,8 @@ def test_distinct_ids_are_counted_and_of_many_a_share() -> None:
     random = np.random.default_rng(0)
     ids = random.integers(0, 50_000, 100_000)
     values, counts = np.unique(ids, return_counts=True)
-    every = of_job.DistinctIds()
-    share = of_job.DistinctIds(most=4_000)
+    every = sampled_tables.DistinctIds()
+    share = sampled_tables.DistinctIds(most=4_000)
     for part in np.split(ids, 20):
         every.add(part)
         share.add(part)
@@ -101,8 +102,8 @@ def test_distinct_ids_are_counted_and_of_many_a_share() -> None:
 
 def test_ids_beyond_those_that_were_read_grow_as_before() -> None:
     growth = {50: {"a": 10, "b": 30}, 100: {"a": 10, "b": 60}}
-    assert of_job.expected_ids(growth, 400) == {"a": 10, "b": 240}
-    assert of_job.expected_ids(growth, 100) == {"a": 10, "b": 60}
+    assert sampled_tables.expected_ids(growth, 400) == {"a": 10, "b": 240}
+    assert sampled_tables.expected_ids(growth, 100) == {"a": 10, "b": 60}
 
 
 def workload(rows: float = 1e9) -> Workload:

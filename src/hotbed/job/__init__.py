@@ -14,6 +14,7 @@ ready.py              whether everything that a job reads and writes is there, b
 ranks.py              a job on several processes: which can run there, and what the first does
 roles.py              guess the roles of columns
 run.py                the work of the commands, one function each
+sampled_tables.py     the tables of a job as its plan sees them, from ids that were read
 sniff.py              look at delimited text as pandas, spreadsheets and databases write it
 states.py             the states of a job
 tables.py             Tables: the keys under `tables` of a job

@@ -11,7 +11,8 @@ from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError
 from hotbed.job.job import Job
 from hotbed.job.ranks import num_ranks
-from hotbed.job.workload import Sampled, workload_of
+from hotbed.job.sampled_tables import Sampled
+from hotbed.job.workload import workload_of
 
 if TYPE_CHECKING:
     from hotbed.parallel.forecast.ranks import DiskTimes, RanksPlan, Workload

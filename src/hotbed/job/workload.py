@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload of a job, for its plan: sample its ids, and measure its steps.
+"""The workload of a job, for its plan: read its ids, and measure its steps.
 
 This process stays as it is: what is measured runs in processes of its own.
 """
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.embedding.footprint import ledger_bytes, row_bytes
-from hotbed.embedding.hashing import mix64, partition
-from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
-from hotbed.embedding.tier import Ssd, Tier
+from hotbed.embedding.hashing import partition
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import ConfigError, DataError
 from hotbed.job.job import Job
+from hotbed.job.sampled_tables import DistinctIds, Sampled, expected_ids, facts_of, table_facts
 from hotbed.memory import peak_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from hotbed.data.schema import Schema
     from hotbed.embedding.table import Table
     from hotbed.parallel.forecast.ranks import SampledBatch, SaveTimes, Workload
-    from hotbed.parallel.forecast.tables import TableFacts
     from hotbed.training.model import RecModel
 
 SAMPLES = 5_000_000
@@ -53,79 +51,7 @@ LEAST_SAVED_ROWS = 10_000
 """Rows of a state whose time a row is measured."""
 LEAST_STEPS = 6
 MOST_STEPS = 200
-MOST_IDS = 1 << 20
-"""Distinct ids of a table that are all remembered."""
 T = TypeVar("T")
-
-
-class DistinctIds:
-    """The distinct ids of a table, and how often each occurs.
-
-    Above a million, it remembers those whose hash ends in zeros: a known share of all.
-
-    Attributes:
-        ids: that are remembered, int64 [n].
-        counts: how often each occurred, int64 [n].
-    """
-
-    def __init__(self, most: int = MOST_IDS) -> None:
-        self.ids = np.empty(0, np.int64)
-        self.counts = np.empty(0, np.int64)
-        self._most = most
-        self._zeros = 0
-
-    @property
-    def scale(self) -> int:
-        """How many distinct ids each remembered one stands for."""
-        return 1 << self._zeros
-
-    def __len__(self) -> int:
-        return len(self.ids) * self.scale
-
-    def add(self, ids: NDArray[np.int64]) -> None:
-        """Take the ids of some samples, int64 [m]."""
-        if self._zeros:
-            ids = ids[self._remembered(ids)]
-        values, counts = np.unique(ids, return_counts=True)
-        every = np.concatenate([self.ids, values])
-        self.ids, places = np.unique(every, return_inverse=True)
-        weights = np.concatenate([self.counts, counts])
-        self.counts = np.bincount(places.reshape(-1), weights, len(self.ids)).astype(np.int64)
-        while len(self.ids) > self._most:
-            self._zeros += 1
-            remembered = self._remembered(self.ids)
-            self.ids = self.ids[remembered]
-            self.counts = self.counts[remembered]
-
-    def by_partition(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of a weight for each distinct id, in each partition, [256].
-
-        Of a share of the ids it is the mean of all partitions: they hardly differ.
-        """
-        if self._zeros:
-            return np.full(PARTITIONS, weights.sum() * self.scale / PARTITIONS)
-        return np.bincount(partition(self.ids), weights, PARTITIONS).astype(np.float64)
-
-    def _remembered(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        remembered: NDArray[np.bool_] = (mix64(ids) & np.uint64(self.scale - 1)) == 0
-        return remembered
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What was read of the data.
-
-    Attributes:
-        samples: read.
-        whole: whether these are all.
-        total: of the data, where it is known.
-        distinct: ids of each table in these samples.
-    """
-
-    samples: int
-    whole: bool
-    total: int | None
-    distinct: Mapping[str, int]
 
 
 def workload_of(job: Job, rows: Mapping[str, float]) -> tuple[Workload, Sampled]:
@@ -239,7 +165,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     steps = _step_seconds(job, schema, batches)
     counted, sampled, read_seconds = _read(job, model)
     facts = [
-        _facts(table, tables.tier_of(name), counted[name], job, sampled, rows.get(name))
+        facts_of(table, tables.tier_of(name), counted[name], job, sampled, rows.get(name))
         for name, table in _tables_of(model).items()
     ]
     dense = [1, *(parameter.numel() for parameter in hb.dense_parameters(model.network))]
@@ -319,7 +245,7 @@ def _process_bytes(job: Job, model: RecModel) -> float:
     rows = 0.0
     for table in _tables_of(model).values():
         of_partitions = np.full(PARTITIONS, len(table) / PARTITIONS)
-        facts = _table_facts(table, of_partitions, np.zeros(PARTITIONS))
+        facts = table_facts(table, of_partitions, np.zeros(PARTITIONS))
         rows += facts.memory_of_all()
     return peak_bytes() - rows
 
@@ -441,27 +367,6 @@ def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, f
     )
 
 
-def expected_ids(growth: Mapping[int, Mapping[str, int]], total: int) -> dict[str, int]:
-    """Return how many distinct ids each table has in `total` samples.
-
-    Beyond those that were read they grow as in the later half of these: by a power of the samples.
-
-    Args:
-        growth: numbers of samples, rising; for each the distinct ids by table.
-        total: samples of the data.
-    """
-    last = max(growth)
-    half = min(growth, key=lambda samples: abs(samples - last / 2))
-    expected = {}
-    for name, num_ids in growth[last].items():
-        factor = 1.0
-        if total > last > half and growth[half][name]:
-            power = math.log(num_ids / growth[half][name]) / math.log(last / half)
-            factor = (total / last) ** power
-        expected[name] = round(num_ids * factor)
-    return expected
-
-
 def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
     """Yield the name of the table and the ids of each feature."""
     for module in _modules(model):
@@ -487,73 +392,3 @@ def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
         (grain + 1) * batch.num_samples // model.grains for grain in range(model.grains)
     ]
     return SampledBatch(ends, tables)
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def _facts(
-    table: Table, tier: Tier, ids: DistinctIds, job: Job, sampled: Sampled, rows: float | None
-) -> TableFacts:
-    """Return a table with the rows that it will have: as the user says, by capacity, by the ids.
-
-    `tier`: where the rows of the job lie.
-    """
-    expected = table.capacity if rows is None else rows
-    admitted = _admitted(table, ids.counts * job.fit.epochs)
-    if expected is not None:
-        facts = _table_facts(
-            table, np.full(PARTITIONS, expected / PARTITIONS), np.zeros(PARTITIONS)
-        )
-    else:
-        factor = sampled.distinct[table.name] / max(len(ids), 1)
-        waiting = np.zeros(len(admitted))
-        if isinstance(table.admit, MinCount):
-            waiting = 1.0 - admitted
-        facts = _table_facts(
-            table, ids.by_partition(admitted) * factor, ids.by_partition(waiting) * factor
-        )
-    if not isinstance(tier, Ssd):
-        return facts
-    from hotbed.parallel.forecast.tables import LookupRates, OnDisk
-
-    counts = ids.counts[admitted > 0]
-    batches = sampled.samples / job.fit.batch_size
-    popularity = LookupRates.of(counts, ids.scale, batches, float(facts.rows.sum()))
-    row = row_bytes(table.dim, table.dtype, table.rule)
-    ledger = ledger_bytes(table.rule, table.admit, table.evictions)
-    return replace(facts, on_disk=OnDisk(tier.ram_rows, row, ledger, popularity))
-
-
-def _admitted(table: Table, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how likely each id gets a row; it occurs so often."""
-    if isinstance(table.admit, MinCount) and table.admit.is_on:
-        return (counts * table.admit.coefficient >= (table.admit.count or 0)).astype(np.float64)
-    if isinstance(table.admit, Probability) and table.admit.is_on:
-        share = float(table.admit.p or 0.0)
-        return 1.0 - np.power(1.0 - share, counts.astype(np.float64))
-    return np.ones(len(counts))
-
-
-def _table_facts(
-    table: Table, rows: NDArray[np.float64], waiting: NDArray[np.float64]
-) -> TableFacts:
-    """Return a table with these rows in each partition, as far as its policies keep them."""
-    from hotbed.embedding.policy import kept_columns
-    from hotbed.parallel.forecast.tables import TableFacts
-
-    caps = [policy for policy in table.evictions if isinstance(policy, (Lru, Lfu))]
-    caps = [policy for policy in caps if policy.is_on]
-    for policy in caps:
-        rows = np.minimum(rows, policy.rows_a_partition or 0)
-    ages = any(isinstance(policy, Lfu) and policy.clock == "time" for policy in caps)
-    return TableFacts(
-        name=table.name,
-        dim=table.dim,
-        row_bytes=table.native.row_bytes,
-        words=1 + table.keeps_times + ages,
-        counted=table.native_admits or "count" in kept_columns(table.admit, table.evictions),
-        capped=bool(caps),
-        rows=rows,
-        waiting=waiting,
-    )
