@@ -193,7 +193,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
 def _to_measure(job: Job) -> Job:
     """Return a job with its grains on several ranks, one thread, and all rows in memory.
 
-    What a disk adds is computed: the few rows of a measurement would all be in memory.
+    The time of a disk is computed, because the few rows of a measurement would all be in memory.
     """
     grains = 2
     with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
