@@ -22,10 +22,10 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError, ServingError
 from hotbed.serving.main import serve_models
-from hotbed.serving.server.access import read_tokens
 from hotbed.serving.server.options import Options, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
+from hotbed.serving.server.tokens import read_tokens
 
 from .conftest import Process, Running, at_once, draw, stopped_under_load, wait_for
 

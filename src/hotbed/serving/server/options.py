@@ -13,7 +13,7 @@ from hotbed.frozen import RowDtype
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds
-from hotbed.serving.server.access import (
+from hotbed.serving.server.tokens import (
     RereadFile,
     Roles,
     Tokens,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from hotbed.errors import MissingExtra
 from hotbed.serving.process import Stoppable, open_listener
-from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.tokens import Tokens
 
 try:
     from hotbed.serving.server.endpoints.connection import HttpServer

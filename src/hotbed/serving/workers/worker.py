@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, TypedDict
 
 from hotbed.serving.process import log_as_json
-from hotbed.serving.server.access import Roles, Tokens
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
+from hotbed.serving.server.tokens import Roles, Tokens
 from hotbed.serving.stores.opening import is_remote, open_row_store
 from hotbed.serving.workers.wire import ANSWER_SECONDS, Wire
 

@@ -51,7 +51,11 @@ from hotbed.serving.protocol.offered import (
     times_parameter,
 )
 from hotbed.serving.protocol.tensors import Tensor
-from hotbed.serving.server.access import (
+from hotbed.serving.server.endpoints.relay import FILES, Relay
+from hotbed.serving.server.endpoints.triton import model_config, model_statistics
+from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
+from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.tokens import (
     ANY_ROLE,
     FORWARDED,
     INFER,
@@ -63,10 +67,6 @@ from hotbed.serving.server.access import (
     denied,
     is_open,
 )
-from hotbed.serving.server.endpoints.relay import FILES, Relay
-from hotbed.serving.server.endpoints.triton import model_config, model_statistics
-from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
-from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import load_service
 

@@ -35,17 +35,6 @@ from hotbed.serving.protocol.rest import (
     read_object,
     write_answer,
 )
-from hotbed.serving.server.access import (
-    ANY_ROLE,
-    FORWARDED,
-    INFER,
-    OPERATE,
-    SCRAPE,
-    Caller,
-    Tokens,
-    denied,
-    is_open,
-)
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.http_interface import (
     App,
@@ -58,6 +47,17 @@ from hotbed.serving.server.http_interface import (
 from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.tokens import (
+    ANY_ROLE,
+    FORWARDED,
+    INFER,
+    OPERATE,
+    SCRAPE,
+    Caller,
+    Tokens,
+    denied,
+    is_open,
+)
 from hotbed.serving.session import Scores
 
 log = logging.getLogger("hotbed.serving")

@@ -26,7 +26,6 @@ from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, open_listener
 from hotbed.serving.rows import ServedTable
-from hotbed.serving.server.access import INFER
 from hotbed.serving.server.endpoints.grpc import (
     STREAMS,
     GrpcService,
@@ -37,6 +36,7 @@ from hotbed.serving.server.endpoints.grpc import (
 )
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.tokens import INFER
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.following import (
     LOAD_SECONDS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to a server: tokens with roles, and certificates for TLS."""
+"""Who may ask a server: tokens with roles, and certificates for TLS."""
 
 from __future__ import annotations
 

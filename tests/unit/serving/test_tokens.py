@@ -16,7 +16,9 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.serving.server.access import (
+from hotbed.serving.server.endpoints import relay
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.tokens import (
     ANY_ROLE,
     OPERATE,
     Caller,
@@ -26,8 +28,6 @@ from hotbed.serving.server.access import (
     denied,
     read_roles,
 )
-from hotbed.serving.server.endpoints import relay
-from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 
 from .conftest import Running, Workers, make_certificate, paused, wait_for
 
