@@ -2,6 +2,7 @@
 """A topic of Kafka as an endless source.
 
 kafka.py         Kafka: the source, with the order of its rows in the journal
+options.py       the options of the client: servers, TLS, SASL, and secrets
 reader.py        KafkaReader: reads blocks of messages and decodes them into rows
 topic.py         a topic at its broker: its partitions, retries, and the check of a position
 topic_source.py  TopicSource: what the reader and the topic ask of `Kafka`; Timings

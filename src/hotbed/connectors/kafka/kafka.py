@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from hotbed import checks
+from hotbed.connectors.kafka import options
 from hotbed.connectors.kafka.reader import KafkaReader
 from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.connectors.kafka.topic_source import Timings
@@ -25,16 +24,6 @@ from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.status import SourceReading
 from hotbed.errors import ConfigError, DataError
-
-HIDDEN = "***"
-_OWN = (
-    "bootstrap.servers",
-    "group.id",
-    "enable.auto.commit",
-    "auto.offset.reset",
-    "enable.partition.eof",
-)
-_SECRETS = re.compile(r"password|secret|token|\.pem$|oauthbearer\.config")
 
 
 @dataclass(frozen=True)
@@ -94,11 +83,7 @@ class Kafka(Source):
         checks.one_of("tombstones", self.tombstones, ("refuse", "skip"))
         checks.at_least("block_rows", self.block_rows, 1)
         checks.at_least("linger_seconds", self.linger_seconds, 0)
-        for name in self.options:
-            if name in _OWN:
-                raise ConfigError(
-                    f"options.{name}: Hotbed sets it itself, got {name!r}. Leave it out."
-                )
+        options.check(self.options)
 
     @property
     def _described(self) -> dict[str, Any]:
@@ -114,12 +99,7 @@ class Kafka(Source):
                 f"{number} of {count}. Write the topic, and call parts() where it is read."
             )
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        options = dict(self.options)
-        for key, value in options.items():
-            is_name = str(value).startswith("${")
-            if _SECRETS.search(key) and not is_name:
-                options[key] = HIDDEN
-        values["options"] = options
+        values["options"] = options.without_secrets(self.options)
         return values
 
     @property
@@ -161,22 +141,7 @@ class Kafka(Source):
 
     def client_options(self) -> dict[str, Any]:
         """Return the options for librdkafka, with the values of environment variables."""
-        options: dict[str, Any] = {
-            "reconnect.backoff.max.ms": 2000,
-            "fetch.queue.backoff.ms": 10,  # the pause when its queue is full; its default is 1 s
-            "log_level": 0,
-        }
-        for key, value in self.options.items():
-            options[key] = _expanded(key, value)
-        fixed_options = {
-            "bootstrap.servers": self.servers,
-            "group.id": self.group or "hotbed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-        }
-        assert fixed_options.keys() == set(_OWN)
-        return {**options, **fixed_options}
+        return options.of_client(self.servers, self.group, self.options)
 
     def check_ready(self) -> None:
         """Find the topic at its broker.
@@ -247,25 +212,6 @@ class Kafka(Source):
         finally:
             self._readings.remove(reader.topic)
             reader.topic.close()
-
-
-def _expanded(key: str, value: Any) -> Any:
-    """Return `value` with each `${NAME}` replaced by the environment variable of this name."""
-    if value == HIDDEN:
-        raise ConfigError(
-            f"options.{key}: a secret is never written down, got {value!r}. Give it as '${{NAME}}'."
-        )
-
-    def look_up(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise ConfigError(
-                f"options.{key}: no environment variable {match[1]}, got {value!r}. Set it."
-            )
-        return os.environ[match[1]]
-
-    if not isinstance(value, str):
-        return value
-    return re.sub(r"\$\{(\w+)\}", look_up, value)
 
 
 def _first_schema(source: Kafka) -> pa.Schema:
