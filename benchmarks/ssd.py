@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables on a disk beside tables in memory, the limits of the disk, and RocksDB.
 
-    python benchmarks/ssd.py --folder /fast/disk [--sections step rocksdb train stream]
+    python benchmarks/ssd.py --folder /fast/disk [--sections step rocksdb train stream evaluate resume]
 
 `step`: lookup, backward and update of 26 tables of 1 M ids, all of them inserted first, a tenth in
 memory, rows fetched 8 batches ahead. Beside it the least that it can take, with everything measured
@@ -13,6 +13,12 @@ read, M the rows that a step misses, T the threads, and f the reads a second of 
 
 `train`: DCNv2 with those tables by `RecModel.fit`, samples/s on the disk and in memory, in turn.
 `stream`: the same by `online_train`, where 5 of 100 ids are new.
+
+`evaluate`: the same model by `RecModel.evaluate` of new batches, and of the same ones again, ms a batch on
+the disk and in memory.
+
+`resume`: a model that starts again, in seconds: its state read, loaded, and resumed by `fit` until the
+first step is done; then its first save.
 
 All reads pass by the page cache. Prints a JSON line for each measurement, and a table at the end.
 """
@@ -32,6 +38,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +49,7 @@ from numpy.typing import NDArray
 
 import hotbed as hb
 from hotbed import _core
+from hotbed.persist.container.format import open_checkpoint
 
 AHEAD = 8
 DEPTHS = {"io_uring": 128, "threads": 32}
@@ -73,8 +81,10 @@ def tier_of(kind: str, a: argparse.Namespace) -> hb.Ram | hb.Ssd:
     return hb.Ssd(a.folder, int(a.ids * a.share), fetch=AHEAD, engine=a.engine)
 
 
-def make_tables(kind: str, a: argparse.Namespace, schema: hb.Schema) -> dict[str, hb.Table]:
-    """Return tables that hold all ids."""
+def make_tables(
+    kind: str, a: argparse.Namespace, schema: hb.Schema, *, filled: bool = True
+) -> dict[str, hb.Table]:
+    """Return tables that hold all ids, or none."""
     tables = hb.make_tables(
         schema,
         dim=a.dim,
@@ -85,7 +95,7 @@ def make_tables(kind: str, a: argparse.Namespace, schema: hb.Schema) -> dict[str
     start = time.perf_counter()
     piece = 1 << 16
     values = np.random.default_rng(0).uniform(-0.05, 0.05, (piece, a.dim)).astype(np.float32)
-    for number, table in enumerate(tables.values()):
+    for number, table in enumerate(tables.values() if filled else ()):
         for first in range(0, a.ids, piece):
             ids = workload.raw(np.arange(first, min(first + piece, a.ids))[None], number)[0]
             state = np.full(len(ids), 0.1, np.float32)
@@ -311,30 +321,48 @@ def measure_rocksdb(a: argparse.Namespace) -> list[list[str]]:
 class Training:
     """DCNv2 over the tables; a round is a Dataset of drawn batches."""
 
-    def __init__(self, kind: str, a: argparse.Namespace) -> None:
+    def __init__(self, kind: str, a: argparse.Namespace, *, filled: bool = True) -> None:
         self.schema = schema_of(a)
-        self.tables = make_tables(kind, a, self.schema)
+        self.tables = make_tables(kind, a, self.schema, filled=filled)
         torch.manual_seed(0)
         network = hb.models.DCNv2(self.schema, self.tables, hidden=(400, 400, 400))
         self.model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3))
         self.labels = np.random.default_rng(1)
 
-    def samples_a_second(
-        self, batches: list[Int64s], a: argparse.Namespace, streams: bool
-    ) -> float:
+    @property
+    def num_reads(self) -> int:
+        """Of the disk, so far."""
+        return int(next(iter(self.tables.values())).tier_stats.get("num_reads", 0))
+
+    @property
+    def engine(self) -> str:
+        return str(next(iter(self.tables.values())).tier_stats["engine"])
+
+    def dataset(self, batches: list[Int64s], a: argparse.Namespace) -> hb.Dataset:
         columns = {
             name: np.concatenate([workload.raw(dense)[number] for dense in batches])
             for number, name in enumerate(self.tables)
         }
         label = (self.labels.random(len(batches) * a.batch) < 0.2).astype(np.float32)
         source = hb.sources.Memory(pa.table({"y": label} | columns))
-        dataset = hb.Dataset(source, self.schema, a.batch)
+        return hb.Dataset(source, self.schema, a.batch)
+
+    def samples_a_second(
+        self, batches: list[Int64s], a: argparse.Namespace, streams: bool
+    ) -> float:
+        dataset = self.dataset(batches, a)
         start = time.perf_counter()
         if streams:
             self.model.online_train(dataset, progress=False)
         else:
             self.model.fit(dataset, progress=False)
-        return len(label) / (time.perf_counter() - start)
+        return len(batches) * a.batch / (time.perf_counter() - start)
+
+    def ms_a_batch(self, dataset: hb.Dataset, num_batches: int) -> float:
+        """Evaluate the batches; return how long each took."""
+        start = time.perf_counter()
+        self.model.evaluate(dataset)
+        return 1e3 * (time.perf_counter() - start) / num_batches
 
 
 def with_new(dense: Int64s, share: float, first: int, draws: np.random.Generator) -> Int64s:
@@ -343,6 +371,88 @@ def with_new(dense: Int64s, share: float, first: int, draws: np.random.Generator
     dense = dense.copy()
     dense[is_new] = first + np.arange(is_new.sum())
     return dense
+
+
+def bring_popular(side: Training, a: argparse.Namespace) -> None:
+    collection = hb.EmbeddingCollection(side.schema, side.tables)
+    optimizer = hb.SparseOptimizer(collection)
+    for dense in popular(a, 0.95 * a.share):
+        ids = zip(side.tables, workload.raw(dense), strict=True)
+        collection.flat(hb.Batch(ids={n: hb.Ids(i) for n, i in ids})).sum().backward()
+        optimizer.zero_grad()
+
+
+def measure_evaluation(a: argparse.Namespace) -> list[list[str]]:
+    sides = {kind: Training(kind, a) for kind in ("ssd", "ram")}
+    bring_popular(sides["ssd"], a)
+    draws = workload.draw(a, 1 << 40)
+    disk = _core.Disk(a.folder)
+    disk.fill(a.disk_gib << 30)
+    for side in sides.values():
+        side.samples_a_second([next(draws) for _ in range(LEAD)], a, streams=False)
+    figures: dict[str, list[float]] = {}
+    for round_number in range(a.rounds):
+        batches = [next(draws) for _ in range(a.steps)]
+        of_round = {}
+        bare = Disk.measure(disk, sides["ssd"].engine, a.disk_seconds)
+        for kind, side in sides.items():
+            dataset = side.dataset(batches, a)
+            for turn in ("new", "again"):
+                before = side.num_reads
+                of_round[f"{kind} {turn}, ms"] = side.ms_a_batch(dataset, len(batches))
+                reads = (side.num_reads - before) / len(batches)
+                of_round[f"{kind} {turn}, reads"] = reads
+        for turn in ("new", "again"):
+            ratio = of_round[f"ssd {turn}, ms"] / of_round[f"ram {turn}, ms"]
+            of_round[f"disk / memory, {turn}"] = ratio
+        of_round["reads/s of the bare engine"] = bare.reads_a_second
+        tell("evaluate", round=round_number, **of_round)
+        for name, value in of_round.items():
+            figures.setdefault(name, []).append(value)
+    return [[f"evaluate: {name}", spread(values, 2)] for name, values in figures.items()]
+
+
+def measure_resumption(a: argparse.Namespace) -> list[list[str]]:
+    figures: dict[str, list[float]] = {}
+    draws = workload.draw(a, 1 << 40)
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder:
+
+        def learn(side: Training, steps: int) -> list[float]:
+            """Return when each step was done."""
+            done: list[float] = []
+            watch = SimpleNamespace(on_step_end=lambda run: done.append(time.perf_counter()))
+            saves = hb.callbacks.Checkpoint(folder, wait=True)
+            batches = [next(draws) for _ in range(steps)]
+            side.model.online_train(side.dataset(batches, a), [watch, saves], progress=False)
+            return done
+
+        learn(Training("ssd", a), 3)
+        for round_number in range(a.rounds):
+            start = time.perf_counter()
+            reader = open_checkpoint(folder)
+            reader.verify()
+            for name in reader.table_names:
+                for _ in reader.rows(name):
+                    pass
+            read = time.perf_counter() - start
+            side = Training("ssd", a, filled=False)
+            start = time.perf_counter()
+            side.model.restore(folder)
+            loaded = time.perf_counter() - start
+            side = Training("ssd", a, filled=False)
+            start = time.perf_counter()
+            first_step = learn(side, 3 * (round_number + 2))[0] - start
+            newest = open_checkpoint(folder)
+            of_round = {
+                "state read, s": read,
+                "state loaded, s": loaded,
+                "resumed to the first step, s": first_step,
+                "first step / loaded": first_step / loaded,
+            }
+            tell("resume", round=round_number, kind=newest.manifest.kind, **of_round)
+            for name, value in of_round.items():
+                figures.setdefault(name, []).append(value)
+    return [[f"resume: {name}", spread(values, 2)] for name, values in figures.items()]
 
 
 def measure_training(a: argparse.Namespace, streams: bool) -> list[list[str]]:
@@ -362,12 +472,7 @@ def measure_training(a: argparse.Namespace, streams: bool) -> list[list[str]]:
         return drawn
 
     note(f"{section}: bringing the popular rows into memory")
-    collection = hb.EmbeddingCollection(sides["ssd"].schema, on_disk)
-    optimizer = hb.SparseOptimizer(collection)
-    for dense in popular(a, 0.95 * a.share):
-        ids = zip(on_disk, workload.raw(dense), strict=True)
-        collection.flat(hb.Batch(ids={n: hb.Ids(i) for n, i in ids})).sum().backward()
-        optimizer.zero_grad()
+    bring_popular(sides["ssd"], a)
     engine = next(iter(on_disk.values())).tier_stats["engine"]
     disk = _core.Disk(a.folder)
     disk.fill(a.disk_gib << 30)
@@ -414,7 +519,7 @@ def measure_training(a: argparse.Namespace, streams: bool) -> list[list[str]]:
 
 def main() -> None:
     p = workload.arguments(__doc__ or "")
-    sections = ("step", "rocksdb", "train", "stream")
+    sections = ("step", "rocksdb", "train", "stream", "evaluate", "resume")
     p.add_argument("--folder", default=".", help="on the disk")
     p.add_argument("--sections", nargs="+", choices=sections, default=list(sections))
     p.add_argument("--share", type=float, default=0.1, help="of the rows in memory")
@@ -435,6 +540,10 @@ def main() -> None:
             rows += measure_step(a)
         elif section == "rocksdb":
             rows += measure_rocksdb(a)
+        elif section == "evaluate":
+            rows += measure_evaluation(a)
+        elif section == "resume":
+            rows += measure_resumption(a)
         else:
             rows += measure_training(a, streams=section == "stream")
     print("\n| | median (least to greatest) |\n|---|---|")

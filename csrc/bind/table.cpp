@@ -352,7 +352,13 @@ void init_table(nb::module_& m) {
       .def(
           "snapshot_plain_sketch", [](Table& t, int p) { return plain_sketch_of(t.snapshot_part(p).candidates.get()); },
           nb::arg("partition"))
-      .def("track", &Table::track, nb::arg("on"))
+      .def(
+          "track",
+          [](Table& t, bool on, bool saved) {
+            const std::lock_guard lock(t.mutex());
+            t.track(on, saved);
+          },
+          nb::arg("on"), nb::kw_only(), nb::arg("saved"))
       .def(
           "freeze", [](Table& t, std::string_view frozen) { t.freeze(value_of(kFrozen, "frozen", frozen)); },
           nb::arg("frozen"))

@@ -232,8 +232,8 @@ void Answer::map(const std::vector<Asked>& grains, bool timed, bool training, co
     observe(part, seen[static_cast<size_t>(&part - &parts_[0])], timed, range);
   };
   const Rooms rooms(parts_, training);
-  const Locked locked(parts_);
-  parts_.map({training, logs, observe_asked, num_rows}, [](Part&) {});
+  Locked locked(parts_, !training);
+  parts_.map({training, logs, locked, observe_asked, num_rows}, [](Part&) {});
   parts_.keep();
 }
 

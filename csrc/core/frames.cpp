@@ -89,6 +89,11 @@ void Frames::fetch(const Uniques& uniques, Room* room) {
   if (disk_) disk_->fetch(uniques.slots.data(), uniques.slots.size(), *room);
 }
 
+std::vector<std::shared_ptr<ReadBatch>> Frames::fetch_now(const Uniques& uniques) {
+  if (!disk_) return {};
+  return disk_->fetch_now(uniques.slots.data(), uniques.slots.size());
+}
+
 std::vector<uint32_t> Frames::place(Uniques& uniques, const Plan* plan, Room* room) {
   std::vector<uint32_t> fresh;
   if (!disk_) return fresh;

@@ -61,7 +61,10 @@ class Frames {
   }
   // Copies the row of a slot, wherever it lies, and waits for it. Throws RecordLost.
   void copy(uint32_t slot, const Row& to) const;
-  void put(uint32_t slot, const Row& row, Room* room) { disk_->put(slot, row, *room); }  // of a slot in no frame
+  // Writes a row that was changed outside of a batch, also one in a frame, to the disk.
+  void put(uint32_t slot, const Row& row, Room* room) {
+    if (disk_) disk_->put(slot, row, *room);
+  }
   [[gnu::always_inline]] void prefetch(uint32_t slot) const noexcept {
     if (disk_) disk_->prefetch(slot);
     else pool_.prefetch(slot);
@@ -92,6 +95,8 @@ class Frames {
   void arrive(const Uniques& uniques, const Plan* plan, Room* room);
   // Reads ahead what lies in no frame.
   void fetch(const Uniques& uniques, Room* room);
+  // Likewise for a reader, which waits for these reads without the mutex of the table.
+  std::vector<std::shared_ptr<ReadBatch>> fetch_now(const Uniques& uniques);
   // Finds the frames of the slots. With `room`, slots without a row get one; returns their ids, whose rows are not set.
   std::vector<uint32_t> place(Uniques& uniques, const Plan* plan, Room* room);
 

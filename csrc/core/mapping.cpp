@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,6 +27,22 @@ void admit(Part& part, Uniques& range, const Mapping& mapping, bool trains) {
   part.table->end_expired(range);
   if (mapping.logs) part.table->log(range);
   part.table->admit(range);
+}
+
+// Of ranges that are resolved, for evaluation: `each` calls its argument for each of them. Their ids may get other
+// slots while the locks are not held.
+template <class Each>
+void fetch_now(Locked& locked, Each&& each) {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<ReadBatch>> reads;
+  each([&](Part& part, Uniques& range, bool) {
+    const std::vector<std::shared_ptr<ReadBatch>> more = part.table->frames().fetch_now(range);
+    const std::lock_guard guard(mutex);
+    reads.insert(reads.end(), more.begin(), more.end());
+  });
+  if (reads.empty()) return;
+  locked.wait_for(reads);
+  each([](Part& part, Uniques& range, bool) { part.table->resolve(range, false); });
 }
 
 }  // namespace
@@ -131,6 +148,7 @@ std::vector<Part*> Parts::map_phases(const Mapping& mapping, const std::function
     find(part, range, mapping, training);
     if (training && part.table->counts_rows()) part.table->count_rows(range);
   });
+  if (!mapping.training) fetch_now(mapping.locked, each);
   for (size_t t = 0; t < parts_.size(); t++) {
     const Part& part = parts_[t];
     uint64_t num_rows = 0, num_new = 0;

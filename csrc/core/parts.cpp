@@ -91,9 +91,25 @@ void Parts::assign(const std::vector<FeatureIds>& ids, const std::vector<int64_t
 Locked::Locked(const Parts& parts, bool last) {
   for (const Part& part : parts) mutexes_.push_back(&part.table->mutex());
   std::sort(mutexes_.begin(), mutexes_.end());
-  if (last)  // before it holds any, or it would let others wait for one while it gives way at the next
-    for (const TableMutex* mutex : mutexes_) mutex->give_way();
-  for (TableMutex* mutex : mutexes_) last ? mutex->lock_unseen() : mutex->lock();
+  if (last) lock_last();
+  else
+    for (TableMutex* mutex : mutexes_) mutex->lock();
+}
+
+void Locked::lock_last() {
+  // before it holds any, or it would let others wait for one while it gives way at the next
+  for (const TableMutex* mutex : mutexes_) mutex->give_way();
+  for (TableMutex* mutex : mutexes_) mutex->lock_unseen();
+}
+
+void Locked::wait_for(const std::vector<std::shared_ptr<ReadBatch>>& reads) {
+  for (TableMutex* mutex : mutexes_) mutex->unlock();
+  for (const std::shared_ptr<ReadBatch>& batch : reads) {
+    try {
+      batch->wait();
+    } catch (const RecordLost&) {}
+  }
+  lock_last();
 }
 
 void Locked::release() {

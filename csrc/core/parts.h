@@ -44,17 +44,18 @@ struct Part {
   void leave_frames() noexcept;
 };
 
+class Locked;
+
 // How ids are mapped.
 struct Mapping {
-  bool training = false;
-  bool logs = false;  // it may be taken back
+  bool training;
+  bool logs;       // it may be taken back
+  Locked& locked;  // all tables; evaluation does without while rows come into frames that are free
   // Counts and times the ids of a range, as far as the table wants it.
   std::function<void(const Part&, Uniques&)> observe;
   // Of each table the rows that the batch uses in all processes, which a cap must have room for; empty = all are here.
   std::vector<uint64_t> num_rows;
 };
-
-class Locked;
 
 class Parts {
  public:
@@ -122,10 +123,14 @@ class Locked {
   explicit Locked(const Parts& parts, bool last = false);
   ~Locked() { release(); }
   void release();
+  // Waits without them, then takes them again, after everybody else who waits. Whoever wants a lost record reads it.
+  void wait_for(const std::vector<std::shared_ptr<ReadBatch>>& reads);
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 
  private:
+  void lock_last();
+
   std::vector<TableMutex*> mutexes_;
 };
 

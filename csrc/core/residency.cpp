@@ -176,13 +176,14 @@ void Residency::unlink(uint32_t number) {
   if (hand_ == number) hand_ = frame.newer;
 }
 
-uint32_t Residency::victim(bool ahead) {
+uint32_t Residency::victim(const Room* room, bool ahead) {
   uint32_t at = hand_;
   for (uint64_t looked = 0; looked <= 2 * num_frames_; looked++) {
     if (at == kNoFrame) at = oldest_;
     if (at == kNoFrame) break;
     Frame& frame = frames_[at];
-    if (!(frame.flags & kLoading) && !pinned(frame) && !(ahead && frame.flags & kAhead)) {
+    const bool may_go = room || frame.place & kStored;
+    if (may_go && !(frame.flags & kLoading) && !pinned(frame) && !(ahead && frame.flags & kAhead)) {
       if (!(frame.flags & kVisited)) {
         hand_ = at;
         return at;
@@ -194,11 +195,12 @@ uint32_t Residency::victim(bool ahead) {
   return kNoFrame;
 }
 
-void Residency::evict(uint32_t number, Room& room) {
+void Residency::evict(uint32_t number, Room* room) {
   Frame& frame = frames_[number];
   if (!(frame.place & kStored)) {
-    if (room.left_ == 0) throw std::logic_error("residency: a row leaves its frame without room reserved for it");
-    room.left_--;
+    if (!room || room->left_ == 0)
+      throw std::logic_error("residency: a row leaves its frame without room reserved for it");
+    room->left_--;
     frame.place =
         kStored | store_->put(span_of(frame.slot), frame.slot, pool_.values(number), pool_.state(number)).bits;
   }
@@ -209,7 +211,7 @@ void Residency::evict(uint32_t number, Room& room) {
 }
 
 // A frame that nothing is in, or kNoFrame.
-uint32_t Residency::take_frame(Room& room, bool ahead) {
+uint32_t Residency::take_frame(Room* room, bool ahead) {
   if (!free_.empty()) {
     const uint32_t number = free_.back();
     free_.pop_back();
@@ -219,16 +221,16 @@ uint32_t Residency::take_frame(Room& room, bool ahead) {
     frames_[num_used_] = Frame();
     return num_used_++;
   }
-  const uint32_t number = victim(ahead);
+  const uint32_t number = victim(room, ahead);
   if (number != kNoFrame) evict(number, room);
   return number;
 }
 
 uint32_t Residency::take_frame(std::unique_lock<std::mutex>& lock, Room& room) {
-  uint32_t number = take_frame(room, false);
+  uint32_t number = take_frame(&room, false);
   if (number == kNoFrame) {  // rows are on their way into those that are left
     settle_all(lock);
-    number = take_frame(room, false);
+    number = take_frame(&room, false);
   }
   if (number == kNoFrame) throw std::logic_error("residency: a batch needs more frames than were counted");
   return number;
@@ -261,19 +263,21 @@ void Residency::forget(uint32_t slot) {
 
 uint64_t Residency::number_of(const Frame& frame) const noexcept {
   const uint64_t first = loads_.front().number;
-  return first + ((frame.load - static_cast<uint32_t>(first)) & ((1u << 29) - 1));
+  return first + ((frame.load - static_cast<uint32_t>(first)) & ((1u << kLoadBits) - 1));
 }
 
 std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
-                                           const Plan* plan, Room& room) {
+                                           const Plan* plan, Room* room) {
   if (slots.empty()) return nullptr;
+  const bool is_ahead = room && !plan;
   // First find the frames, which may release the mutex; then use them.
   std::vector<uint32_t> frames;
   frames.reserve(slots.size());
   try {
     while (frames.size() < slots.size()) {
-      if (!plan && num_ahead_ + frames.size() >= (num_frames_ - num_pinned_) / 2) break;
-      const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
+      if (is_ahead && num_ahead_ + frames.size() >= (num_frames_ - num_pinned_) / 2) break;
+      if (!room && has_trained() && !has_free_frame()) break;
+      const uint32_t number = plan ? take_frame(lock, *room) : take_frame(room, is_ahead);
       if (number == kNoFrame) break;
       frames.push_back(number);
     }
@@ -284,7 +288,7 @@ std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, c
       reads.push_back({place_of(word(slots[i])), slots[i], pool_.values(frames[i]), pool_.state(frames[i])});
     loads_.push_back({num_loads_ + 1, nullptr, frames});
     try {
-      loads_.back().batch = store_->read(owner_, std::move(reads), plan != nullptr);
+      loads_.back().batch = store_->read(owner_, std::move(reads), !is_ahead);
     } catch (...) {
       loads_.pop_back();
       throw;
@@ -297,12 +301,12 @@ std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, c
   for (size_t i = 0; i < frames.size(); i++) {
     Frame& frame = frames_[frames[i]];
     frame.place = word(slots[i]), frame.slot = slots[i];
-    frame.flags = kLoading | (plan ? 0u : kAhead);
+    frame.flags = kLoading | (is_ahead ? kAhead : 0u) | (plan ? 0u : kFetched);
     frame.load = static_cast<uint32_t>(num_loads_);
     word(slots[i]) = kInFrame | frames[i];
     link(frames[i]);
     if (plan) use(frames[i], plan->number());
-    else num_ahead_++;
+    if (is_ahead) num_ahead_++;
   }
   return loads_.back().batch;
 }
@@ -378,11 +382,12 @@ void Residency::bring(const uint32_t* slots, size_t n, const Plan& plan, Room& r
     }
     Frame& frame = frames_[static_cast<uint32_t>(at)];
     use(static_cast<uint32_t>(at), plan.number());
-    if (frame.flags & kAhead) frame.flags &= ~kAhead, num_ahead_--, misses_++, fetched_++;
+    if (frame.flags & kAhead) frame.flags &= ~kAhead, num_ahead_--;
+    if (frame.flags & kFetched) frame.flags &= ~kFetched, misses_++, fetched_++;
     else frame.flags |= kVisited, hits_++;
   }
   misses_ += cold.size();
-  load(lock, cold, &plan, room);
+  load(lock, cold, &plan, &room);
 }
 
 void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& room) {
@@ -393,7 +398,7 @@ void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& 
     for (size_t i = 0; i < n; i++)
       if (slots[i] != kNoSlot && word(slots[i]) & kStored) lost.push_back(slots[i]);
     if (again && !again->lost().empty()) throw again->lost().front();
-    if (!lost.empty()) again = load(lock, lost, &plan, room);
+    if (!lost.empty()) again = load(lock, lost, &plan, &room);
     const std::vector<uint64_t> needed = loads_of(slots, n);
     if (needed.empty()) return;
     const auto start = std::chrono::steady_clock::now();
@@ -412,7 +417,25 @@ void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
     if (at & kStored) cold.push_back(slots[i]);
     else if (at & kInFrame) frames_[static_cast<uint32_t>(at)].flags |= kVisited;  // it stays until its batch comes
   }
-  load(lock, cold, nullptr, room);
+  load(lock, cold, nullptr, &room);
+}
+
+std::vector<std::shared_ptr<ReadBatch>> Residency::fetch_now(const uint32_t* slots, size_t n) {
+  std::unique_lock lock(mutex_);
+  std::vector<uint32_t> cold;
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] == kNoSlot) continue;
+    const uint64_t at = word(slots[i]);
+    if (at & kStored) cold.push_back(slots[i]);
+    if (!(at & kInFrame)) continue;
+    Frame& frame = frames_[static_cast<uint32_t>(at)];
+    if (frame.flags & kAhead) frame.flags &= ~kAhead, num_ahead_--;
+    else frame.flags |= kVisited;
+  }
+  load(lock, cold, nullptr, nullptr);
+  std::vector<std::shared_ptr<ReadBatch>> reads;
+  for (const uint64_t number : loads_of(slots, n)) reads.push_back(find_load(number)->batch);
+  return reads;
 }
 
 void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
@@ -442,8 +465,16 @@ void Residency::put(uint32_t slot, const Row& row, Room& room) {
   const std::lock_guard lock(mutex_);
   if (room.left_ == 0) throw std::logic_error("residency: a row is put without room reserved for it");
   room.left_--;
-  if (word(slot) & kStored) store_->free(place_of(word(slot)));
-  word(slot) = kStored | store_->put(span_of(slot), slot, row.values(), row.state()).bits;
+  uint64_t& at = word(slot);
+  uint64_t& record = at & kInFrame ? frames_[static_cast<uint32_t>(at)].place : at;
+  if (record & kStored) store_->free(place_of(record));
+  record = kStored | store_->put(span_of(slot), slot, row.values(), row.state()).bits;
+  if (at & kInFrame || !has_free_frame()) return;
+  const uint32_t number = take_frame(nullptr, false);
+  row.copy_to(pool_[number]);
+  frames_[number].place = at, frames_[number].slot = slot;
+  at = kInFrame | number;
+  link(number);
 }
 
 std::shared_ptr<ReadBatch> Residency::read(const std::vector<Wanted>& rows, bool urgent) {

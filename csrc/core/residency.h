@@ -40,7 +40,7 @@ struct DiskConfig {
 
 struct ResidencyStats {
   uint64_t hits = 0, misses = 0;  // rows that batches in training found in frames, and those that were read for them
-  uint64_t fetched = 0;           // rows that were read ahead
+  uint64_t fetched = 0;           // misses that were read before their batch, ahead or by evaluation
   uint64_t wait_ns = 0;           // that batches in training waited for reads
   uint32_t num_frames = 0;        // in use
   uint64_t memory_bytes = 0;      // of the bookkeeping by slot and by frame
@@ -110,6 +110,9 @@ class Residency final : RecordOwner {
   void arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& room);
   // Reads ahead what is in no frame, as far as frames can be had without harm. Only time depends on it.
   void fetch(const uint32_t* slots, size_t n, Room& room);
+  // Likewise for a reader, which waits for the reads that this returns, without the mutex of the table. It takes frames
+  // that are free; where no batch has trained the table, also those of rows that the disk has.
+  std::vector<std::shared_ptr<ReadBatch>> fetch_now(const uint32_t* slots, size_t n);
 
   // The frames of slots as they are now: kNoFrame for kNoSlot, kColdFrame for a row in no frame. Slots that have no row
   // yet get a frame where there is room, and their places in `slots` go to `fresh`.
@@ -130,7 +133,7 @@ class Residency final : RecordOwner {
   // The row of the slot ends.
   void forget(uint32_t slot);
 
-  // Writes the row of a slot that is in no frame straight into the store.
+  // Writes the row of a slot into the store. It stays in its frame, or comes into one that is free.
   void put(uint32_t slot, const Row& row, Room& room);
   void finish_loads();
 
@@ -154,14 +157,16 @@ class Residency final : RecordOwner {
  private:
   // Of a slot, and of the record of a frame: a place with kStored, a frame with kInFrame, or 0 = no row, no record.
   static constexpr uint64_t kStored = uint64_t{1} << 63, kInFrame = uint64_t{1} << 62;
-  enum : uint32_t { kVisited = 1, kLoading = 2, kAhead = 4 };
+  // kAhead: nobody has used the row since it was read; kFetched: no batch in training has.
+  enum : uint32_t { kVisited = 1, kLoading = 2, kAhead = 4, kFetched = 8 };
+  static constexpr int kFlagBits = 4, kLoadBits = 32 - kFlagBits;
   struct Frame {
     uint64_t place = 0;  // of the record with these bytes
     uint64_t used = 0;   // the newest plan; 0 = none yet
     uint32_t slot = kNoSlot;
     uint32_t newer = kNoFrame, older = kNoFrame;
-    uint32_t flags : 3 = 0;
-    uint32_t load : 29 = 0;  // the low bits of its number
+    uint32_t flags : kFlagBits = 0;
+    uint32_t load : kLoadBits = 0;  // the low bits of its number
   };
   static_assert(sizeof(Frame) == 32);
   struct Load {
@@ -195,14 +200,18 @@ class Residency final : RecordOwner {
 
   // With the mutex held, as all below.
   void use(uint32_t frame, uint64_t plan);
-  uint32_t take_frame(Room& room, bool ahead);
-  uint32_t victim(bool ahead);
-  void evict(uint32_t frame, Room& room);
+  // Without room, rows that the disk does not have stay; `ahead`: and those that were read ahead.
+  uint32_t take_frame(Room* room, bool ahead);
+  uint32_t victim(const Room* room, bool ahead);
+  void evict(uint32_t frame, Room* room);
+  bool has_free_frame() const noexcept { return !free_.empty() || num_used_ < num_frames_; }
+  bool has_trained() const noexcept { return first_live_ > 1 || !plans_.empty(); }  // there was a plan
   void release(uint32_t frame);
   void link(uint32_t frame);
   void unlink(uint32_t frame);
+  // For a batch with its plan, ahead with room alone, or for a reader.
   std::shared_ptr<ReadBatch> load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
-                                  const Plan* plan, Room& room);
+                                  const Plan* plan, Room* room);
   uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);  // for a batch
   // The numbers of the loads that bring rows of these slots.
   std::vector<uint64_t> loads_of(const uint32_t* slots, size_t n) const;
@@ -230,7 +239,7 @@ class Residency final : RecordOwner {
   uint32_t num_used_ = 0;
   std::vector<uint32_t> free_;
   uint32_t newest_ = kNoFrame, oldest_ = kNoFrame, hand_ = kNoFrame;
-  uint64_t num_ahead_ = 0;      // frames that were read ahead and that no plan has used
+  uint64_t num_ahead_ = 0;      // frames with kAhead
   std::deque<LivePlan> plans_;  // from first_live_ on
   uint64_t first_live_ = 1, num_pinned_ = 0;
   std::deque<Load> loads_;

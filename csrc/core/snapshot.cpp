@@ -118,11 +118,11 @@ void Table::mark_back(int p, int64_t id, uint32_t slot) {
   if (!part.collected) part.events.push_back({id, slot, true});
 }
 
-void Table::track(bool on) {
-  if (on == tracking_) return;
+void Table::track(bool on, bool saved) {
+  if (on == tracking_ && !saved) return;
   tracking_ = on;
   marking_ = tracking_ || snapshot_;
-  changed_ = on ? Marks(owners_.size(), 0xffff) : Marks();
+  changed_ = on ? Marks(owners_.size(), saved ? 0 : 0xffff) : Marks();
   for (Partition& partition : partitions_) partition.removed.clear();
 }
 

@@ -68,17 +68,17 @@ Step::~Step() {
 
 // 1: from ids to slots.
 
-Mapping Step::mapping(const int64_t* times, bool training, bool logs) {
+Mapping Step::mapping(const int64_t* times, bool training, bool logs, Locked& locked) {
   samples_.times = times;
-  return {training, logs, [this](const Part& part, Uniques& range) { samples_.observe(part, range); }, {}};
+  return {training, logs, locked, [this](const Part& part, Uniques& range) { samples_.observe(part, range); }, {}};
 }
 
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
   parts_.release();
   parts_.assign(ids, samples_.grain_ends);
   const Rooms rooms(parts_, training);
-  const Locked locked(parts_);
-  parts_.map(mapping(times, training, logs), [](Part&) {});
+  Locked locked(parts_, !training);
+  parts_.map(mapping(times, training, logs, locked), [](Part&) {});
   parts_.keep();
 }
 
@@ -162,7 +162,7 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   const Rooms rooms(parts_, training);
   Locked locked(parts_, !training);
   try {
-    const std::vector<Part*> large = parts_.map(mapping(times, training, false), [&](Part& part) {
+    const std::vector<Part*> large = parts_.map(mapping(times, training, false, locked), [&](Part& part) {
       if (!has_output(part, out)) return;
       Parts::begin_read(part);
       pool_features(part, out);

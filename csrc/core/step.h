@@ -112,7 +112,7 @@ class Step {
 
  private:
   void check_undivided() const;
-  Mapping mapping(const int64_t* times, bool training, bool logs);
+  Mapping mapping(const int64_t* times, bool training, bool logs, Locked& locked);
   void pool_features(const Part& part, const std::vector<OutputRows>& out) const;
   Bags bags(const Part& part, size_t k) const;
 

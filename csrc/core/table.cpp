@@ -530,10 +530,12 @@ void Table::load_rows(const ExportedRows& in, Frames::Room* room) {
     changing(slot);
     const uint32_t frame = frames_.of(slot);
     const bool was_cold = next_cold < cold.rows.size() && cold.rows[next_cold].at == i;
-    const Row row = frame < kColdFrame ? frames_[frame] : was_cold ? row_in(cold, next_cold++) : row_aside;
+    Row row = row_aside;
+    if (was_cold) row = row_in(cold, next_cold++);
+    if (frame < kColdFrame) row = frames_[frame];  // also of an id that comes twice
     if (frame < kColdFrame) frames_.changing(frame);
     if (is_new) start_row(row, in.ids[i]);
-    else if (frame == kColdFrame && !was_cold) frames_.copy(slot, row);  // an id that comes twice
+    else if (frame == kColdFrame && !was_cold) frames_.copy(slot, row);  // likewise
     const LedgerEntry entry = ledger_[slot];
     if (fields.has_updated) {
       if (in.state.empty()) replay(row, entry.updated(), step_);  // the state stays, and has steps of its own to see
@@ -545,7 +547,7 @@ void Table::load_rows(const ExportedRows& in, Frames::Room* room) {
     if (fields.has_seen && !in.seen.empty()) entry.set_seen(in.seen[i]);
     if (fields.has_count && !in.counts.empty()) entry.set_count(in.counts[i]);
     if (fields.has_score && !in.scores.empty()) entry.set_score(in.scores[i]);
-    if (frame == kColdFrame) frames_.put(slot, row, room);
+    frames_.put(slot, row, room);
     partition.victims.clear();
   }
 }

@@ -246,7 +246,8 @@ class Table {
   void load_plain_sketch(int partition, const std::vector<uint32_t>& counters);
 
   // --- 11. Changes and snapshots. A snapshot is read some partitions at a time while training continues.
-  void track(bool on);  // from here on remember which rows change or go; all that are there count as changed
+  // From here on remembers which rows change or go. Those that are there count as changed, unless they are `saved`.
+  void track(bool on, bool saved = false);
   bool has_snapshot() const noexcept { return snapshot_ != nullptr; }
   // Of all rows, or of those changed since the last one. Returns their number; `changes`: an upper bound. The caller
   // has swept expired rows and caught up idle ones.

@@ -177,14 +177,34 @@ struct Drive {
       table->sweep(0, kPartitions / 2);
       if (now == 5 || now == 10) read_snapshot();
     }
-    Table loaded(table->config());
+    const auto loaded = std::make_shared<Table>(table->config());
     for (int p = 0; p < kPartitions; p++) {
       const ExportedRows rows = table->export_rows({p});
       record(rows);
-      const auto room = loaded.frames().make_room(rows.ids.size());
-      loaded.load_rows(rows, room.get());
-      record(loaded.export_rows({p}));
+      const auto room = loaded->frames().make_room(rows.ids.size());
+      loaded->load_rows(rows, room.get());
+      record(loaded->export_rows({p}));
     }
+    table = loaded;
+    run_loaded();
+  }
+
+  // Evaluation has frames of its own before the table learns, and where rows have gone.
+  void run_loaded() {
+    for (int64_t now = 12; now < 18; now++) {
+      for (int i = 0; i < 4; i++) evaluate(now), fetch();
+      if (now < 14) continue;
+      for (int i = 0; i < 40; i++) table->remove(static_cast<int64_t>(draw.below(1200)));
+      if (now == 15) {
+        table->catch_up(0, kPartitions);
+        table->begin_snapshot(false);
+      }
+      evaluate(now), learn(now), evaluate(now), map_and_take_back(now), learn_late(now);
+      if (now == 16) read_snapshot();
+      table->begin_evict(now);
+      table->sweep(0, kPartitions);
+    }
+    for (int p = 0; p < kPartitions; p++) record(table->export_rows({p}));
   }
 };
 
@@ -194,9 +214,10 @@ std::vector<double> answers_of(TableConfig config, Tier tier, EngineKind engine 
   config.disk.ram_rows = 2 * 2 * kSamples;  // two batches are in flight at most
   config.disk.engine = engine;
   Drive drive(config);
+  const std::shared_ptr<Table> first = drive.table;
   drive.run();
   if (tier == Tier::kSsd) {
-    const ResidencyStats stats = drive.table->frames().residency()->stats();
+    const ResidencyStats stats = first->frames().residency()->stats();
     CHECK(stats.misses > 100);
     CHECK(stats.fetched > 10);
   }
@@ -242,8 +263,8 @@ struct Groups {
   std::shared_ptr<Table> table;
   std::vector<int64_t> slots = std::vector<int64_t>(kGroups * kGroup);
 
-  explicit Groups(const TableConfig& config) : table(std::make_shared<Table>(config)) {
-    for (int group = 0; group < kGroups; group++) {
+  explicit Groups(const TableConfig& config, bool is_filled = true) : table(std::make_shared<Table>(config)) {
+    for (int group = 0; is_filled && group < kGroups; group++) {
       const std::vector<int64_t> ids = ids_of(group);
       Step step({table}, {{0, Pooling::kNone}});
       step.map({{ids.data(), kGroup, nullptr, nullptr, kGroup}}, nullptr, true);
@@ -263,6 +284,11 @@ struct Groups {
     step.lookup({{ids.data(), kGroup, nullptr, nullptr, kGroup}}, nullptr, true, true, {{rows.data(), kWide}});
     step.sum_gradients({{grads.data(), kWide}}, {sums.data()});
     step.apply({sums.data()}, {0.1});
+  }
+  // Removes a group; its frames are free when another one has learned.
+  void end(int group, int other) const {
+    for (const int64_t id : ids_of(group)) table->remove(id);
+    for (int i = 0; i < 3; i++) learn(other);
   }
   // Each by another way to read; the value of the rows, or NAN where they differ or lanes of them do.
   float read(int group, int way) const {
@@ -347,18 +373,91 @@ TEST_CASE("who waits for the disk to read holds up no training") {
   config.disk.ram_rows = 2 * kGroup;
   Groups groups(config);
   config.disk.store->drain();
-  for (int way = 0; way < 4; way++) {
+  for (const bool has_free_frames : {false, true})
+    for (int way = 0; way < 4; way++) {
+      CAPTURE(has_free_frames);
+      CAPTURE(way);
+      groups.learn(15);
+      if (has_free_frames) {
+        groups.learn(8 + way);
+        groups.end(8 + way, 15);
+      }
+      const int group = has_free_frames ? 4 + way : way;
+      file.hold_reads(true);
+      std::thread reader([&] { CHECK(groups.read(group, way) == 1.0f); });
+      auto learned = std::async(std::launch::async, [&] {
+        while (file.num_waiting() == 0) std::this_thread::yield();
+        groups.learn(15);
+      });
+      CHECK(learned.wait_for(std::chrono::seconds(2)) == std::future_status::ready);
+      file.hold_reads(false);
+      reader.join();
+      learned.wait();
+    }
+}
+
+namespace {
+
+// How many reads of the disk a table has made.
+uint64_t num_reads(const Groups& groups) { return groups.table->frames().residency()->stats().store.num_read; }
+
+uint64_t num_misses(const Groups& groups) { return groups.table->frames().residency()->stats().misses; }
+
+uint32_t num_resident(const Groups& groups) { return groups.table->frames().residency()->stats().num_frames; }
+
+}  // namespace
+
+TEST_CASE("rows that are loaded or read come into frames that are free, and leave those of training where they are") {
+  TableConfig config;
+  config.name = std::string("t"), config.dim = kWide, config.tier = Tier::kSsd;
+  config.init = {InitKind::kConstant, 1.0};
+  config.disk.folder = std::filesystem::temp_directory_path();
+  config.disk.ram_rows = 4 * kGroup;
+  const Groups source(config);
+  const auto loaded = [&](uint32_t ram_rows) {
+    config.disk.ram_rows = ram_rows;
+    StoreConfig disk;
+    disk.file = std::make_unique<FaultyFile>(std::filesystem::temp_directory_path());
+    config.disk.store = std::make_shared<Store>(std::move(disk));  // with figures of its own
+    Groups groups(config, false);
+    for (int p = 0; p < kPartitions; p++) {
+      const ExportedRows rows = source.table->export_rows({p});
+      const auto room = groups.table->frames().make_room(rows.ids.size());
+      groups.table->load_rows(rows, room.get());
+    }
+    config.disk.store->drain();
+    return groups;
+  };
+  for (int way = 0; way < 3; way++) {
     CAPTURE(way);
-    groups.learn(1);
-    file.hold_reads(true);
-    std::thread reader([&] { CHECK(groups.read(0, way) == 1.0f); });
-    auto learned = std::async(std::launch::async, [&] {
-      while (file.num_waiting() == 0) std::this_thread::yield();
-      groups.learn(1);
-    });
-    CHECK(learned.wait_for(std::chrono::seconds(2)) == std::future_status::ready);
-    file.hold_reads(false);
-    reader.join();
-    learned.wait();
+    Groups groups = loaded(kGroups * kGroup);  // for all rows
+    CHECK(num_resident(groups) == kGroups * kGroup);
+    for (int group = 0; group < kGroups; group++) CHECK(groups.read(group, way) == 1.0f);
+    CHECK(num_reads(groups) == 0);
+
+    groups = loaded(3 * kGroup);  // reading alone replaces rows
+    for (int i = 0; i < 3; i++) CHECK(groups.read(5, way) == 1.0f);
+    const uint64_t before = num_reads(groups);
+    CHECK(before > 0);
+    for (int i = 0; i < 3; i++) CHECK(groups.read(5, way) == 1.0f);
+    CHECK(num_reads(groups) == before);
+
+    groups = loaded(4 * kGroup);  // from the first step on it does not
+    for (int i = 0; i < 30; i++) groups.learn(1 + i % 3);
+    const uint64_t misses = num_misses(groups);
+    CHECK(misses > 0);
+    for (int group = 4; group < kGroups; group++) CHECK(groups.read(group, way) == 1.0f);
+    for (const int group : {1, 2, 3}) groups.learn(group);
+    CHECK(num_misses(groups) == misses);
+
+    groups.end(2, 1);  // but where frames are free
+    CHECK(num_resident(groups) == 3 * kGroup);
+    CHECK(groups.read(9, way) == 1.0f);
+    CHECK(num_resident(groups) > 3 * kGroup);
+    const uint64_t after = num_reads(groups);
+    CHECK(groups.read(9, way) == 1.0f);
+    CHECK(num_reads(groups) == after);
+    for (const int group : {1, 3}) groups.learn(group);
+    CHECK(num_misses(groups) == misses);
   }
 }

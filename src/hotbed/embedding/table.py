@@ -332,11 +332,12 @@ class Table:
         """Return counters of the disk below the table; empty for `Ram`.
 
         For this table: `hits` and `misses`, rows of batches that were in memory, and that were not;
-        `fetched`, rows that were read ahead; `waited_seconds`, how long batches waited for the
-        disk; `resident` rows of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
-        bookkeeping. For all tables of the folder together: `num_reads` of the disk, `put_bytes` of
-        rows that left memory, `written_bytes` with those of compaction, `file_bytes` on the disk,
-        `live_bytes` of rows there, `waiting_extents` of 256 KiB to be written, and the `engine`.
+        `fetched`, misses that were read before their batch; `waited_seconds`, how long batches
+        waited for the disk; `resident` rows of `ram_rows`; `row_bytes` of values and state;
+        `memory_bytes` of the bookkeeping. For all tables of the folder together: `num_reads` of the
+        disk, `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
+        `file_bytes` on the disk, `live_bytes` of rows there, `waiting_extents` of 256 KiB to be
+        written, and the `engine`.
         """
         return self.native.tier_stats()
 
@@ -595,17 +596,19 @@ class Table:
         if empty:
             yield empty_batch(self.dim, self.state_width, self.native.export_rows([0]))
 
-    def track(self, on: bool = True) -> None:
+    def track(self, on: bool = True, *, saved: bool = False) -> None:
         """Record which rows change or are removed, for `snapshot(changes=True)`.
 
-        Raises ConfigError unless the rule's scope is "touched".
+        The rows that are there count as changed; with `saved` they do not: a state has them, which
+        was loaded just now. Raises ConfigError unless the rule's scope is "touched".
         """
         if on and self.rule.scope != "touched":
             raise ConfigError(
                 f"table {self.name!r}: changes cannot be tracked where every step moves all rows, "
                 f"got scope={self.rule.scope!r}. Save full checkpoints, or use scope='touched'."
             )
-        self.native.track(on)
+        self.native.track(on, saved=saved)
+        self.num_taken += saved  # another reader of the changes does not know of these rows
 
     def snapshot(self, changes: bool = False, *, takes: bool = True) -> Snapshot:
         """Return the table as it is now, to be read while training continues.

@@ -69,6 +69,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                 callbacks("on_step_begin", run)
                 if update is None:
                     check_scored(shard, example)
+                    if run.stage is not None:  # rows of coming batches are read meanwhile
+                        run.stage.advance(example)
                 if observer is not None:
                     observer.observe(example)
                     callbacks("on_predicted", run)
@@ -111,7 +113,7 @@ def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[E
         run.step,
         run.now,
     )
-    if update is not None and (run.goal.depth or isinstance(run.dataset, Dataset)):
+    if run.goal.depth or isinstance(run.dataset, Dataset):
         stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead
     with closing(stage):
         for example in stage:

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,8 @@ def test_a_delta_reads_what_changed_from_the_disk_and_says_how_much(
     learn(range(700))
     for lowest in range(1_000, 3_000, 100):  # they take the frames, and do not change
         table.find_or_insert(np.arange(lowest, lowest + 100))
+    while table.tier_stats["waiting_extents"]:  # what is not written yet is read in memory
+        time.sleep(0.001)
     checkpoint.write(tmp_path / "saved", checkpoint.capture(state, changes=True), parent=first)
     assert 0 < read() < full / 10
 
@@ -180,6 +183,36 @@ def test_a_model_is_loaded_on_a_machine_without_its_folder_when_it_gets_another_
         assert list(table.export()) == list(model.tables[name].export())
     with pytest.raises(ConfigError, match="tier is for a network that is rebuilt"):
         hb.load(tmp_path / "saved", loaded.network, tier=hb.Ram())
+
+
+def test_a_loaded_model_keeps_what_it_loads_and_reads_in_memory_and_learns_on_as_in_ram(
+    disk: hb.Ssd, tmp_path: Path
+) -> None:
+    """No bit depends on it: scores, rows, counts and evictions are those of memory."""
+
+    first = next(iter(dataset()))
+    source = model_on(hb.Ram())
+    source.fit(dataset(), progress=False)
+    source.save(tmp_path / "saved")
+    results = []
+    for rows in (None, 5_000, 250):
+        tier = hb.Ram() if rows is None else hb.Ssd(disk.path, ram_rows=rows, fetch=0)
+        model = hb.load(tmp_path / "saved", tier=tier)
+        table = model.tables["user"]
+        scores = [model.predict(dataset()).tobytes() for _ in range(2)]
+        if rows is not None:
+            assert table.tier_stats["resident"] == min(rows, len(table))
+        if rows == 5_000:
+            assert table.tier_stats["num_reads"] == 0
+        for _ in range(4):  # the rows of one batch take the places of others
+            before = table.tier_stats.get("num_reads")
+            scores.append(model.predict(first).tobytes())
+        assert table.tier_stats.get("num_reads") == before
+        for _ in range(2):
+            model.fit(dataset(), dataset(), callbacks=Evict(step_interval=3), progress=False)
+            scores.append(model.predict(dataset()).tobytes())
+        results.append((scores, digest_of(model, tmp_path / "after"), rows_of(model)))
+    assert results[0] == results[1] == results[2]
 
 
 def test_single_tables_of_a_loaded_model_are_moved_by_name(disk: hb.Ssd, tmp_path: Path) -> None:

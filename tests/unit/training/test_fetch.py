@@ -128,16 +128,39 @@ def test_each_batch_is_fetched_once_in_order_and_never_deeper_than_asked(
     assert all(number <= step + 5 for step, number in enumerate(watch.num_fetched, start=1))
 
 
-@pytest.mark.parametrize("fetch", [0, 8])
-def test_nothing_is_fetched_for_evaluation_or_by_tables_that_do_not_read_ahead(
-    model: Any, many: Any, fetched: list[Ids], fetch: int
+def test_nothing_is_fetched_by_tables_that_do_not_read_ahead(
+    model: Any, many: Any, fetched: list[Ids]
 ) -> None:
-    trained = model(fetch)
-    if not fetch:
-        trained.fit(many(), progress=False)
+    trained = model(0)
+    trained.fit(many(), many(), progress=False)
     trained.evaluate(many())
     trained.predict(many())
     assert not fetched
+
+
+def test_the_batches_of_an_evaluation_are_fetched_once_in_order(
+    model: Any, many: Any, fetched: list[Ids]
+) -> None:
+    trained = model(5)
+    data = many()
+    watch = Watch(data, fetched, coming=3)
+    trained.evaluate(data, [watch])
+    assert fetched == watch.seen[1:]
+
+
+@pytest.mark.parametrize("kind", ["predict", "validate"])
+def test_prediction_and_validation_look_for_coming_batches(
+    model: Any, many: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Ids] = []
+    monkeypatch.setattr(Fetcher, "look", lambda self, coming: looked.extend(map(ids_of, coming)))
+    trained = model(5)
+    if kind == "predict":
+        trained.predict(many())
+    else:
+        trained.fit(list(many()), many(), progress=False)  # of a list, nothing is read ahead
+    assert set(looked) <= set(map(ids_of, many()))
+    assert len(set(looked)) > STEPS / 2
 
 
 def test_tables_of_one_network_read_ahead_each_for_itself(
