@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch absent")
 
+from on_disk import on_disk
+
 import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage
 from hotbed.persist.container.format import Link, Saved, open_checkpoint
 from hotbed.persist.state.chain import Replica, compact
 from hotbed.persist.state.checkpoint import State, capture, save, write
 from hotbed.persist.state.digest import content_digest
-from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.restoring import continues, restore
 from hotbed.testing.values import values_digest
 
 IDS = st.integers(0, 40).map(lambda n: [-(2**63), 2**63 - 1, -1, 0, 1][n] if n < 5 else n * 7919)
@@ -40,6 +42,7 @@ POLICIES: list[dict[str, Any]] = [
     {"rule": hb.Adagrad(lr=0.1), "evict": hb.Ttl(seconds=5)},
     {"rule": hb.Adam(lr=0.1), "admit": hb.MinCount(2), "evict": hb.Ttl(seconds=9)},
     {"rule": hb.RowwiseAdagrad(lr=0.1), "evict": hb.Lru(1024), "dtype": "bfloat16"},
+    {"rule": hb.Adagrad(lr=0.1), "evict": hb.Ttl(steps=2), "tier": on_disk(ram_rows=16)},
 ]
 
 
@@ -55,7 +58,7 @@ class Run:
         self.now = 0
         if begin is not None:
             restore(open_checkpoint(begin.folder), State(tables={"t": self.table}))
-        self.table.track()
+        self.table.track(saved=begin is not None)
 
     def make(self) -> hb.Table:
         return hb.Table("t", 2, **self.policies)
@@ -100,6 +103,29 @@ def test_a_chain_holds_what_the_run_held_and_so_does_its_compaction(
         compact(folder)
         assert content_digest(open_checkpoint(folder)) == held
         assert len(open_checkpoint(folder).links) == 1
+
+
+@SETTINGS
+@given(st.sampled_from(POLICIES), STEPS, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_a_run_that_starts_again_saves_only_what_changed_since(
+    policies: Any, steps: Any, restarts: list[bool]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        whole, parts = (Run(Path(folder) / name, policies) for name in ("whole", "parts"))
+        for number, (ids, gone, later) in enumerate(steps):
+            if number and restarts[number]:
+                before = parts
+                parts = Run(before.where, policies, before.last)
+                parts.now = before.now
+                assert continues(open_checkpoint(parts.where), {"t": parts.table})
+            for run in (whole, parts):
+                run.step(ids, gone, later, full=not number)
+            reader = open_checkpoint(parts.where)
+            assert content_digest(reader) == content_digest({"t": whole.table})
+            assert len(reader.links) == number + 1
+            if number:
+                rows = [batch.column("id").to_pylist() for batch in reader.newest_link.parts("t")]
+                assert {id for part in rows for id in part} <= {*ids}
 
 
 @SETTINGS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forty million ids on a disk: growth, eviction and two saves in the memory that docs/tiers.md
-predicts.
+predicts; and ten fulls, each made of the files before it, in a cgroup of 600 MB.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,76 @@ def test_forty_million_ids_take_the_memory_that_the_page_predicts(tmp_path: Path
     assert answer["counted"] == pytest.approx(answer["predicted"], rel=0.1)
     assert answer["most"] <= 3 << 30
     assert answer["disk"] <= 1.6
+
+
+FULLS = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import hotbed as hb
+from hotbed.memory import peak_bytes
+
+folder = Path(sys.argv[1])
+
+def table():
+    tier = hb.Ssd(folder, ram_rows=50_000)
+    return hb.Table("user", 16, rule=hb.RowwiseAdagrad(), tier=tier)
+
+def learn(user, first, last):
+    for lowest in range(first, last, 20_000):
+        ids = np.arange(lowest, lowest + 20_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        slots = user.find_or_insert(ids.view(np.int64))
+        user.update(slots, np.ones((20_000, 16), np.float32))
+
+user = table()
+learn(user, 0, 1_000_000)
+user.track()
+saver = hb.checkpoints.Saver(folder / "states", keep=2)
+saver.submit(hb.checkpoints.capture(hb.checkpoints.State(tables={"user": user})))
+saver.wait()
+for number in range(10):
+    if number == 5:  # started again
+        del user
+        user = table()
+        reader = hb.checkpoints.open_checkpoint(folder / "states")
+        hb.checkpoints.restore(reader, hb.checkpoints.State(tables={"user": user}))
+        assert hb.checkpoints.continues(reader, {"user": user})
+        user.track(saved=True)
+        saver = hb.checkpoints.Saver(folder / "states", keep=2, last=reader.saved)
+    learn(user, 0, 100_000)
+    state = hb.checkpoints.State(tables={"user": user}, version=number + 1)
+    saver.submit(hb.checkpoints.capture(state, changes=True), merges=True)
+    saved = saver.wait()
+    assert (saved.kind, saved.version) == ("full", number + 1)
+print(peak_bytes())
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """The processes of a cgroup with 600 MB of memory."""
+    line = next(
+        (line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line),
+        None,
+    )
+    root, limit = Path("/sys/fs/cgroup"), "memory.max"
+    if line is not None:  # the first version of cgroups
+        root = root / "memory" / line.split(":")[2].lstrip("/")
+        limit = "memory.limit_in_bytes"
+    folder = root / f"hotbed-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(600 << 20))
+    except OSError:
+        pytest.skip("cgroups absent")
+    yield folder / "cgroup.procs"
+    folder.rmdir()
+
+
+def test_ten_fulls_of_a_million_ids_fit_in_600_mb(cgroup: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    code = f"open({str(cgroup)!r}, 'w').write('0')\n{FULLS}"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    print(int(child.stdout) >> 20, "MiB")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hotbed.persist.state.checkpoint import Capture, State, capture, save
     from hotbed.persist.state.digest import content_digest
     from hotbed.persist.state.network import random_state, set_random_state, warm_start_network
-    from hotbed.persist.state.restoring import restore
+    from hotbed.persist.state.restoring import continues, restore
     from hotbed.persist.state.saver import Saver
     from hotbed.persist.upkeep.inspect import describe_checkpoint as describe
     from hotbed.persist.upkeep.inspect import diff, verify
@@ -47,6 +47,7 @@ __all__ = [
     "capture",
     "compact",
     "content_digest",
+    "continues",
     "describe",
     "diff",
     "open_checkpoint",
@@ -74,6 +75,7 @@ _HOMES = {
     "capture": "state.checkpoint:capture",
     "compact": "state.chain:compact",
     "content_digest": "state.digest:content_digest",
+    "continues": "state.restoring:continues",
     "describe": "upkeep.inspect:describe_checkpoint",
     "diff": "upkeep.inspect:diff",
     "open_checkpoint": "container.format:open_checkpoint",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -134,8 +134,12 @@ def _use_threads(number: Any) -> None:
         torch.set_num_threads(number)
 
 
-def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
-    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
+def resume(run: Run, reader: Reader, allow: Sequence[str], loaded: Callable[[], None]) -> None:
+    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit.
+
+    `loaded` is called when the tables have the rows of the checkpoint, before anything else could
+    change them.
+    """
     position = reader.manifest.positions.get(_source(run))
     if position is None:
         kind = "stream" if run.online else "fit"
@@ -154,6 +158,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     if dense is not None and isinstance(run.learner, SelfUpdating):
         _check_optimizers(reader.folder, dense.optimizers, run.learner.optimizers)
     run.model.restore(reader, allow)
+    loaded()
     run.counts = Counts(**progress["run"])
     run.callbacks.load_state(progress["callbacks"])
     run.learner.load_state(progress["learner"])

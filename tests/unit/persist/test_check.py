@@ -122,8 +122,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tag": hb.Table("tag", 3, rule=hb.RowwiseAdagrad(), evict=hb.Lru(2000), dtype="bfloat16"),
     }
     model = hb.RecModel(hb.models.DNN(schema, tables, hidden=[2]), "bce", "adam", {"auc"})
-    for steps in (4, 8):  # the first save after a resume is a full
-        saves = hb.callbacks.Checkpoint(root, every_steps=2, keep=1, wait=True)
+    for steps in (4, 8):
+        saves = hb.callbacks.Checkpoint(root, every_steps=2, full_every=3, keep=1, wait=True)
         data = hb.Dataset(hb.sources.Memory(rows), schema, 50, prefetch=0)
         model.online_train(
             data, [hb.callbacks.Evict(step_interval=1), saves], progress=False, max_steps=steps

@@ -22,7 +22,7 @@ ROWS = 2_560
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("user")])
 
 
-def learn(folder: Path, tier: Any, **save: Any) -> hb.RecModel:
+def learn(folder: Path, tier: Any, max_steps: int | None = None, **save: Any) -> hb.RecModel:
     users = np.random.default_rng(0).integers(0, 2_000, ROWS)
     rows = {"y": users % 2, "user": users}
     torch.manual_seed(3)
@@ -30,7 +30,8 @@ def learn(folder: Path, tier: Any, **save: Any) -> hb.RecModel:
     model = hb.RecModel(hb.models.DNN(SCHEMA, tables, hidden=[4]), "bce", "adam")
     keywords = {"every_steps": 4, "full_every": 3, "wait": True, "keep": 1} | save
     data = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 64, prefetch=0)
-    model.fit(data, callbacks=[hb.callbacks.Checkpoint(folder, **keywords)], progress=False)
+    saves = hb.callbacks.Checkpoint(folder, **keywords)
+    model.fit(data, callbacks=saves, max_steps=max_steps, progress=False)
     return model
 
 
@@ -50,6 +51,22 @@ def test_fulls_are_those_of_memory_and_old_files_go(tmp_path: Path) -> None:
     learn(tmp_path / "kept", on_disk(150))
     kept = sorted((tmp_path / "kept").glob("checkpoint-*"))
     assert [open_checkpoint(folder).manifest.kind for folder in kept] == ["full", "delta", "delta"]
+
+
+def test_a_run_that_is_started_again_reads_its_tables_for_no_full(tmp_path: Path) -> None:
+    learn(tmp_path / "memory", hb.Ram(), keep=99)
+    for max_steps in (2, 11, 27, None):
+        learn(tmp_path / "disk", on_disk(150), keep=99, max_steps=max_steps)
+    states = [open_checkpoint(f) for f in sorted((tmp_path / "disk").glob("checkpoint-*"))]
+    fulls = [state.manifest for state in states if state.manifest.kind == "full"]
+    assert [bool(full.compacted) for full in fulls] == [False, *[True] * (len(fulls) - 1)]
+    assert len(fulls) > 3
+    digests = [
+        {content_digest(open_checkpoint(f)) for f in (tmp_path / name).glob("checkpoint-*")}
+        for name in ("memory", "disk")
+    ]
+    assert len(digests[0] & digests[1]) > 5
+    assert content_digest(states[-1]) in digests[0]
 
 
 def test_a_merge_that_fails_leaves_the_delta_and_training_goes_on(

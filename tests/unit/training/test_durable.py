@@ -6,6 +6,7 @@ tests/journey/test_kill.py.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -25,8 +26,8 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.files import Lock
 from hotbed.optim.schedule import Warmup
-from hotbed.persist.container.format import open_checkpoint
-from hotbed.persist.state import saver
+from hotbed.persist.container.format import Reader, open_checkpoint
+from hotbed.persist.state import checkpoint, restoring, saver
 from hotbed.persist.state.digest import content_digest
 from hotbed.testing import FakeStream
 from hotbed.training.callbacks import (
@@ -69,8 +70,13 @@ def digest(path: Path) -> str:
 
 def kinds(path: Path) -> list[tuple[str, int]]:
     """(kind, step) of the checkpoints in a folder, oldest first."""
-    manifests = [open_checkpoint(folder).manifest for folder in sorted(path.glob("checkpoint-*"))]
+    manifests = [state.manifest for state in states(path)]
     return [(manifest.kind, manifest.version) for manifest in manifests]
+
+
+def states(path: Path) -> list[Reader]:
+    """The checkpoints in a folder, oldest first."""
+    return [open_checkpoint(folder) for folder in sorted(path.glob("checkpoint-*"))]
 
 
 def test_a_stream_left_at_any_step_goes_on_to_the_bits_of_one_that_was_not(
@@ -122,25 +128,56 @@ def test_it_saves_at_the_start_when_due_and_at_the_end_a_full_first_then_changes
     ]
 
 
-def test_a_resumed_stream_begins_a_lineage_with_a_full_of_its_own(
+def test_a_resumed_stream_goes_on_with_changes_of_the_state_that_it_resumes_from(
     learn: Any, tmp_path: Path
 ) -> None:
-    learn(max_steps=4, save={"every_steps": 2, "keep": 9, "wait": True})
-    before = open_checkpoint(tmp_path / "state").manifest.digest
-    learn(save={"every_steps": 3, "keep": 9, "wait": True})
-    assert kinds(tmp_path / "state")[3:] == [("full", 6), ("delta", 9), ("delta", 10)]
-    manifests = [
-        open_checkpoint(folder).manifest
-        for folder in sorted((tmp_path / "state").glob("checkpoint-*"))
+    save = {"every_steps": 2, "full_every": 4, "keep": 9, "wait": True}
+    learn(Evict(step_interval=4), path=tmp_path / "whole", save=save)
+    for steps in (3, 5, 8, None):
+        learn(Evict(step_interval=4), path=tmp_path / "parts", save=save, max_steps=steps)
+    assert kinds(tmp_path / "parts") == [
+        ("full", 0),
+        ("delta", 2),
+        ("delta", 3),
+        ("delta", 4),
+        ("full", 5),  # deltas before a start count
+        ("delta", 6),
+        ("delta", 8),
+        ("delta", 10),
     ]
-    assert manifests[3].parent == before
-    assert manifests[4].parent == manifests[3].digest
+    parts, whole = (
+        {folder.manifest.version: folder for folder in states(tmp_path / name)}
+        for name in ("parts", "whole")
+    )
+    for step, state in whole.items():
+        assert content_digest(parts[step]) == content_digest(state)
+    for step in (4, 6, 10):  # of two batches at most
+        assert parts[step].newest_link.entry("user").parts[0].rows <= 2 * 50
+    manifests = [parts[step].manifest for step in sorted(parts)]
+    for before, after in itertools.pairwise(manifests):
+        assert after.parent == before.digest
 
 
 def test_a_stream_resumed_by_the_same_model_saves_deltas_again(
     learn: Any, dataset: Any, tmp_path: Path
 ) -> None:
     model = learn(max_steps=4)
+    saves = Checkpoint(tmp_path / "state", every_steps=2, keep=9, wait=True)
+    model.online_train(dataset(640), [saves], progress=False, max_steps=8)
+    assert kinds(tmp_path / "state")[-2:] == [("delta", 6), ("delta", 8)]
+
+
+@pytest.mark.parametrize("change", ["policy", "build", "rule"])
+def test_a_full_comes_first_where_a_resume_may_change_rows(
+    learn: Any, dataset: Any, network: Any, change: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    learn(max_steps=4)
+    table = {"evict": hb.Ttl(seconds=300 if change == "policy" else 200)}
+    table["rule"] = hb.Adagrad(lr=0.2 if change == "rule" else 0.1)
+    if change == "build":
+        for module in (checkpoint, restoring):
+            monkeypatch.setattr(module, "package_version", lambda: "9.9.9")
+    model = hb.RecModel(network(**table), "bce", "adam", {"auc"})
     saves = Checkpoint(tmp_path / "state", every_steps=2, keep=9, wait=True)
     model.online_train(dataset(640), [saves], progress=False, max_steps=8)
     assert kinds(tmp_path / "state")[-2:] == [("full", 6), ("delta", 8)]

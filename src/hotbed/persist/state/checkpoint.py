@@ -197,7 +197,7 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         file = PROGRESS_FILE if arrays else None
         progress = ProgressEntry(file=file, tree=tree, random=random)
     manifest = Manifest(
-        package_version=_package_version(),
+        package_version=package_version(),
         kind="full",
         contents="state",
         version=state.version,
@@ -213,14 +213,18 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
     return Capture(manifest, tensors, arrays, tables, changes, state.shard, state.open_rows)
 
 
-def track_changes(tables: Iterable[Table]) -> bool:
+def track_changes(tables: Iterable[Table], *, saved: bool = False) -> bool:
     """Make every table track its changes; return False if a rule moves rows without gradients.
 
     The reason is logged. Every capture must then be a full.
+
+    Args:
+        tables: the tables.
+        saved: their rows are those of a state that was loaded just now, see `Table.track`.
     """
     try:
         for table in tables:
-            table.track()
+            table.track(saved=saved)
     except ConfigError as error:
         log.info("every checkpoint is a full: %s", error)
         return False
@@ -418,7 +422,7 @@ def _only_writer(store: CheckpointStore) -> Iterator[None]:
         yield
 
 
-def _package_version() -> str:
+def package_version() -> str:
     try:
         return metadata.version("hotbed")
     except metadata.PackageNotFoundError:

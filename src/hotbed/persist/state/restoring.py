@@ -16,7 +16,7 @@ from hotbed.errors import PersistError
 from hotbed.optim.held import ROOT
 from hotbed.parallel import at
 from hotbed.persist.container.format import Reader
-from hotbed.persist.state.checkpoint import State
+from hotbed.persist.state.checkpoint import State, package_version
 from hotbed.persist.state.network import load_network, load_optimizer, network_misfit, read_tensors
 from hotbed.persist.state.resume import Meaning, compare, meaning
 from hotbed.persist.state.tables import check_rows, load_table
@@ -57,6 +57,22 @@ def restore(
     every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
     for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
         check_rows(reader.newest_link, name, sum(counts))
+
+
+def continues(reader: Reader, tables: Mapping[str, Table]) -> bool:
+    """Return whether the next save of tables that were restored from a state can be a delta on it.
+
+    It is so if this build wrote the state, of tables that were described alike but for their tier:
+    else the columns of rows may differ, or loading has changed rows.
+    """
+
+    def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in config.items() if name != "tier"}
+
+    return reader.manifest.package_version == package_version() and all(
+        plain(entry.config) == plain(describe(tables[entry.name].config))
+        for entry in reader.manifest.tables
+    )
 
 
 def check_one_state(reader: Reader, digests: Sequence[str]) -> None:

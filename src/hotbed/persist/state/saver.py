@@ -17,6 +17,13 @@ class Saver:
     A save that fails raises PersistError at the next `submit` or `wait`. The last good state stays
     the newest, and the next capture has to be a full.
 
+    Args:
+        where: a path or URL.
+        keep: number of fulls that are kept, each with the deltas on it.
+        last: the newest state there, if the tables were restored from it and have tracked their
+            changes since (`Table.track(saved=True)`): the next capture may be one of changes. See
+            `hb.checkpoints.continues`.
+
     Example:
         >>> saver = Saver("model", keep=2)
         >>> if not saver.busy:
@@ -24,11 +31,11 @@ class Saver:
         >>> saved = saver.wait()
     """
 
-    def __init__(self, where: Where, keep: int = 1) -> None:
+    def __init__(self, where: Where, keep: int = 1, last: Saved | None = None) -> None:
         self._where = where
         self._keep = keep
         self._writing: Future[Saved] | None = None
-        self._last: Saved | None = None
+        self._last = last
         self._failed = False
 
     @property

@@ -19,10 +19,11 @@ from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, PersistError, RankLost
 from hotbed.files import Lock, check_folder
 from hotbed.parallel import WHOLE
-from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.persist.container.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.persist.publish import Publisher
 from hotbed.persist.state.checkpoint import capture, track_changes
+from hotbed.persist.state.restoring import continues
 from hotbed.persist.state.saver import Saver
 from hotbed.persist.upkeep.rollback import finish_first
 from hotbed.training.ahead import cores
@@ -189,11 +190,9 @@ class Checkpoint:
         if shard.from_first(lambda: _has_state(self.path)):
             with shard.together():
                 reader = open_checkpoint(self.path)
-            resume(run, reader, self._allow)
+            resume(run, reader, self._allow, lambda: self._continue(run, reader))
             if self._publishing is not None:  # it may not be published, as after `hotbed rollback`
                 self._publishing.publish(reader.saved)
-            # tables that were loaded begin anew
-            self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)
         else:
             run.position = Position({})
@@ -291,6 +290,17 @@ class Checkpoint:
             if self._publishing is not None:
                 self._publishing.export(run)
         self._waits_for_graph = False
+
+    def _continue(self, run: Run, reader: Reader) -> None:
+        """Track what changes from the state on that the tables hold, if the next save may."""
+        tables = run.tables
+        # of a join, what is open would have to be that of the state, too
+        saved = reader.manifest.open_rows is None and continues(reader, tables)
+        self._deltas = self._full_every > 1 and track_changes(tables.values(), saved=saved)
+        if saved:
+            self._saver = Saver(self.path, self._keep, reader.saved)
+            self._since_full = len(reader.links) - 1
+            self._taken = _num_taken(run)
 
     def _tracks_changes(self, run: Run) -> bool:
         """Make the tables track their changes, if deltas are saved and rules allow it."""
