@@ -601,7 +601,7 @@ PATCHED_CONSTANTS = {
     "hotbed.connectors.text.delimited.ROW_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.delimited.SAMPLE_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.lines.BLOCK_BYTES": "behind the public sources of lines",
-    "hotbed.data.dataset.FIRST_ROWS": "behind the public Dataset",
+    "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
     "hotbed.persist.container.check.rows._NUMBERS_AT_ONCE": "behind every reader of a state",

@@ -174,6 +174,9 @@ def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
         assert of_ranks.seconds == pytest.approx(sum(of_ranks.times.values()))
         assert of_ranks.times["messages"] == pytest.approx(5 * (ranks - 1) * 1e-4)
         assert of_ranks.save_seconds == pytest.approx(1000 / ranks)
+    shared = replace(work, feature_seconds=0.008)  # of 0.01 to read a batch
+    assert planned(shared, 2).times["reading"] == pytest.approx(0.006)
+    assert planned(shared, 64).times["reading"] == pytest.approx(0.002 + 0.008 / 64)
     assert planned(work, 2).limit == "network"
     assert planned(work, 256).limit == "messages"
 

@@ -264,8 +264,10 @@ class Batch:
     otherwise. Runs may be empty or uneven. Slices and `take` drop the ends. `counted`: bool [n],
     False for a further sample of an impression, which policies of tables do not count; None = all
     count. `impressions`: int64 [n], the numbers that a join gave them, if they are asked for;
-    `previews`: the impressions that it accepted since the batch before, without labels. The arrays
-    are NumPy arrays, or tensors after `map_arrays`.
+    `previews`: the impressions that it accepted since the batch before, without labels. `whole`: of
+    a batch that ranks share out, all samples without ids and dense columns; here are then those of
+    the grains of this rank, and the runs of others are empty. The arrays are NumPy arrays, or
+    tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -283,6 +285,7 @@ class Batch:
     counted: Any = None
     impressions: Any = None
     previews: Batch | None = None
+    whole: Batch | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
@@ -335,6 +338,7 @@ class Batch:
             "encoder": self.encoder,
             "grain_ends": self.grain_ends,
             "previews": self.previews,
+            "whole": None if self.whole is None else self.whole.map_arrays(fn),
         }
         return changed(batch, members)
 
@@ -406,8 +410,24 @@ class CountedTimes:
     counted: Any
 
 
+@dataclass(frozen=True, eq=False)
+class SharedTimes:
+    """Times of samples of a batch that ranks share out.
+
+    Attributes:
+        time: of the samples of this rank, int64 microseconds [n].
+        whole: of all samples.
+    """
+
+    time: Any
+    whole: Any
+
+
 def times_of(batch: Any) -> Any:
     """Return the times of a batch as a lookup takes them; None if there are none."""
     time = getattr(batch, "time", None)
     counted = getattr(batch, "counted", None)
+    whole = getattr(batch, "whole", None)
+    if time is not None and whole is not None:
+        return SharedTimes(time, whole.time)
     return time if counted is None else CountedTimes(time, counted)

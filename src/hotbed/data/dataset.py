@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -21,13 +20,13 @@ from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.read_plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.source import Source
 from hotbed.connectors.status import SourceStatus
-from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
+from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, changed
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
-from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
-from hotbed.data.numbers import with_unit_labels
+from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of, shared_batch
+from hotbed.data.numbers import check_matched, warn_constant, with_unit_labels
 from hotbed.data.order import (
     Buffer,
     Encoded,
@@ -48,12 +47,9 @@ from hotbed.data.places import (
 )
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
-from hotbed.data.source_rows import SourceRows
+from hotbed.data.source_rows import SourceRows, raw_types
 from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
 from hotbed.errors import DataError, DecodeError, SchemaError
-
-FIRST_ROWS = 100_000
-"""Rows of a stream after which a warning says that a label was always 0, or always 1."""
 
 
 class Dataset:
@@ -124,6 +120,7 @@ class Dataset:
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
         self.encoder.stats.skips = self.skips
         self._labels = True
+        self._features = True  # False: ids and dense columns are not read
         self._in_unit: frozenset[str] = frozenset()
         self._must_match = True
         self._streams = False  # whether it is read as a stream, in the order of events
@@ -187,6 +184,18 @@ class Dataset:
         return self._source_rows.status
 
     @property
+    def can_share_out(self) -> bool:
+        """Whether ranks can read an epoch for some grains each.
+
+        Each grain has a range of rows of its own, from which no row is left out for its values.
+        """
+        leaves_out = self.on_error == "skip" or self.max_ahead_seconds is not None
+        if self.endless or leaves_out or self.cache or self._maps:
+            return False
+        least = min(self.batch_size, self.num_rows or 0)
+        return self.source.divisible and least >= self.grains
+
+    @property
     def has_next(self) -> bool:
         """Whether the newest iteration yields its next batch, or ends, without waiting.
 
@@ -197,10 +206,14 @@ class Dataset:
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over the batches of epoch `number`, or over the rest of it after `resume`."""
+    def epoch(self, number: int, own: range | None = None) -> Iterator[Batch]:
+        """Iterate over the batches of epoch `number`, or over the rest of it after `resume`.
+
+        `own`: the grains whose ids and dense columns are read, if `can_share_out`; None = all. See
+        `Batch.whole`.
+        """
         self._streams = self.endless
-        return _without_ticks(self._begin(number))
+        return _without_ticks(self._begin(number, own=own))
 
     def stream(self, wishes: JoinWishes = NO_WISHES) -> Iterator[Batch | None]:
         """Iterate, and yield None when an endless source has no new rows.
@@ -217,22 +230,7 @@ class Dataset:
         Both are {} if the source does not know its columns. They lack a column without a value,
         as in a file of headers alone: its type is that of the values to come.
         """
-        types: dict[str, Type] = {}
-        shapes: dict[str, Shape] = {}
-        try:
-            raw = self.source.inferred
-        except DataError:  # an empty folder or topic; a real fault is raised when reading begins
-            return types, shapes
-        numbers = self.schema.number_types()
-        for name in self.schema.raw_columns(labels=False):
-            if name in raw.names:
-                kind = type_of(numbers.get(name, raw.field(name).type))
-                if kind is not None:
-                    types[name] = kind
-                shape = shape_of(raw.field(name).type)
-                if shape is not None:
-                    shapes[name] = shape
-        return types, shapes
+        return raw_types(self.source, self.schema)
 
     def commit(self, position: Position) -> None:
         """Commit `position` after a checkpoint with it is safe on disk.
@@ -325,7 +323,7 @@ class Dataset:
             self.encoder.unit_labels = frozenset()
 
     def _begin(
-        self, number: int, wishes: JoinWishes = NO_WISHES
+        self, number: int, wishes: JoinWishes = NO_WISHES, own: range | None = None
     ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
@@ -341,7 +339,7 @@ class Dataset:
         divided = self.grains > 1 and not self._streams and self.source.divisible
         check_layout(start, divided=divided)
         self._source_rows = SourceRows()
-        return self._run(number, start, wishes, divided=divided)
+        return self._run(start, self._batches(number, start, wishes, own, divided=divided))
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
         """Resume the next iteration after `position`.
@@ -443,10 +441,9 @@ class Dataset:
         return True
 
     def _run(
-        self, epoch: int, start: Position, wishes: JoinWishes, *, divided: bool
+        self, start: Position, batches: Generator[Batch | None, None, None]
     ) -> Generator[Batch | None, None, None]:
         self._position = start
-        batches = self._batches(epoch, start, wishes, divided=divided)
         items: Any = batches
         if self.prefetch:
             items = self.reading = ReadAhead(batches, self.prefetch)
@@ -482,7 +479,7 @@ class Dataset:
         return order
 
     def _batches(
-        self, epoch: int, start: Position, wishes: JoinWishes, *, divided: bool
+        self, epoch: int, start: Position, wishes: JoinWishes, own: range | None, *, divided: bool
     ) -> Generator[Batch | None, None, None]:
         """Yield the batches of an epoch, and None at the ticks of an endless source."""
         cuts: Iterator[Cut | None]
@@ -496,15 +493,17 @@ class Dataset:
                 cuts = stream.across_blocks(chunks, start)
         else:
             first = int(start.state.get("batch", 0))
-            lanes = self._lanes(epoch, start, divided=divided)
+            lanes = self._lanes(epoch, start, own, divided=divided)
             cuts = cut_epoch(lanes, self.batch_size, first, drop_last=self.drop_last)
         for cut in cuts:
             if cut is None:
                 yield None
             else:
-                yield self._finish(cut, self._at(epoch, cut.place))
+                yield self._finish(cut, self._at(epoch, cut.place), own)
 
-    def _lanes(self, epoch: int, start: Position, *, divided: bool) -> list[Lane]:
+    def _lanes(
+        self, epoch: int, start: Position, own: range | None, *, divided: bool
+    ) -> list[Lane]:
         """Return the rows of each grain after `start`, or one lane of all rows."""
         sources = [self.source]
         if divided:
@@ -514,14 +513,19 @@ class Dataset:
         else:
             places = [{key: start[key] for key in self._start}] * len(sources)
         tally = Tally(len(sources))
+        others = copy.copy(self)
+        others._features = False
         lanes: list[Lane] = []
         for number, place in enumerate(places):
-            buffers = self._buffers(sources, number, epoch, place, tally)
+            reader = self if own is None or number in own else others
+            buffers = reader._buffers(sources, number, epoch, place, tally)
             lanes.append(Lane(buffers, place))
         return lanes
 
-    def _finish(self, cut: Cut, position: Position) -> Batch:
+    def _finish(self, cut: Cut, position: Position, own: range | None) -> Batch:
         """Return the batch of a cut; functions of `map` are called grain by grain."""
+        if own is not None:
+            return shared_batch(cut.runs, own, self.schema).at(position, self.encoder)
         runs = cut.runs
         if self._maps:
             runs = [[self._mapped(Batch.concat(run))] if run else [] for run in runs]
@@ -622,8 +626,8 @@ class Dataset:
             raise
         if tally.ended(num_rows, whole=position is None):
             self._num_rows = tally.num_rows
-            if not self.endless:
-                self._check_matched()
+            if self._must_match and not self.endless:
+                check_matched(self.encoder.label_values)
 
     def _blocks(self, position: Position | None) -> Iterator[Block | None]:
         """Yield the encoded blocks of a topic after `position`, by grain, and None at ticks."""
@@ -656,7 +660,8 @@ class Dataset:
         live = None
         if self.endless:
             live = self.live
-        columns = self.schema.raw_columns(self._labels)
+        columns = self.schema.raw_columns(self._labels, self._features)
+        columns = columns or self.schema.raw_columns()[:1]  # which says how many rows there are
         time = None
         if self.schema.time is not None:
             time = (self.schema.time.source, self.schema.time.unit)
@@ -676,7 +681,7 @@ class Dataset:
 
         The error lists all columns of the source.
         """
-        required = self.schema.raw_columns(self._labels)
+        required = self.schema.raw_columns(self._labels, self._features)
         if set(required) <= set(names):
             return
         try:
@@ -687,26 +692,19 @@ class Dataset:
                 return  # reading raises the fault of the source
         require_columns(required, present)
 
-    def _check_matched(self) -> None:
-        """Raise DataError for a label whose `positive` did not match in a whole epoch."""
-        for values in self.encoder.label_values:
-            if self._must_match and values.rows and values.is_unmatched:
-                raise DataError(values.message())
-
     def _warn_constant(self) -> None:
         """Warn once about a label that is always 0, or always 1, in a stream's first rows."""
-        if not self._streams:
-            return
-        for values in self.encoder.label_values:
-            if values.is_constant and not values.warned and values.rows >= FIRST_ROWS:
-                values.warned = True
-                warnings.warn(values.message(), UserWarning, stacklevel=2)
+        if self._streams:
+            warn_constant(self.encoder.label_values)
 
     def _encode(self, source: Source, raw: pa.RecordBatch, after: Position) -> Batch:
         self._require_columns(raw.schema.names)
         try:
             return self.encoder(
-                raw, labels=self._labels, latest=self._limit.latest(after, learns=self._must_match)
+                raw,
+                labels=self._labels,
+                features=self._features,
+                latest=self._limit.latest(after, learns=self._must_match),
             )
         except DecodeError as error:
             raise located(error, source, raw, after) from error

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,7 +101,12 @@ class Encoder:
         self._checked_kinds = 0
 
     def __call__(
-        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: Latest | None = None
+        self,
+        rows: pa.RecordBatch | pa.Table,
+        *,
+        labels: bool = True,
+        features: bool = True,
+        latest: Latest | None = None,
     ) -> Batch:
         """Return the Batch of `rows`.
 
@@ -109,17 +114,25 @@ class Encoder:
             rows: raw columns.
             labels: False in serving: label and weight columns are not read, and time only if it is
                 there.
+            features: False for rows whose features another rank encodes: ids and dense columns are
+                not read.
             latest: rows with labels and a later event time (microseconds) are left out. Each row
                 that is predicted has its score. Where the user has set the limit, this is so
                 regardless of `on_error`. Else a wrong unit is an error, and outside of streams such
                 rows are bad rows.
         """
         batch = _one_batch(rows)
-        self._check_once(batch.schema, labels)
+        if features:
+            self._check_once(batch.schema, labels)
+        columns = [
+            column
+            for column in self.schema.columns
+            if features or not isinstance(column, (Id, Dense))
+        ]
         while True:
             try:
                 context = Columns(batch, self.rules)
-                encoded = self._encode(batch, labels, context)
+                encoded = self._encode(batch, columns, labels, context)
                 if labels and batch.num_rows:
                     self._check_kinds()
                     checks_unit = latest is None or not latest.is_set
@@ -217,12 +230,14 @@ class Encoder:
         joined_with = joined_shape(self.shapes.get(name), shape)
         self.shapes = {**self.shapes, name: joined_with}
 
-    def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
+    def _encode(
+        self, batch: pa.RecordBatch, columns: Sequence[Column], labels: bool, context: Columns
+    ) -> Batch:
         ids: dict[str, Ids] = {}
         dense: dict[str, np.ndarray] = {}
         targets: dict[str, np.ndarray] = {}
         weight = time = None
-        for column in self.schema.columns:
+        for column in columns:
             try:
                 if isinstance(column, Id):
                     ids[column.name] = self._ids(column, context)

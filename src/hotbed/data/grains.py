@@ -9,9 +9,12 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+
 from hotbed.connectors.source import Source
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids, changed
 from hotbed.data.order import Buffer
+from hotbed.data.schema import Schema
 from hotbed.errors import DecodeError
 
 MOST_GRAINS = 8
@@ -158,3 +161,35 @@ class Tally:
 def ends_of(runs: Sequence[Sequence[Batch]]) -> tuple[int, ...]:
     """Return the number of the sample before which the run of each grain ends."""
     return tuple(accumulate(sum(part.num_samples for part in run) for run in runs))
+
+
+def shared_batch(runs: Sequence[Sequence[Batch]], own: range, schema: Schema) -> Batch:
+    """Return the batch of these runs, of which other ranks have the features of other grains.
+
+    Args:
+        runs: the parts of each grain; those that are not `own` have no features.
+        own: the grains of this rank.
+        schema: of the rows.
+    """
+    outcomes = [changed(part, {"ids": {}, "dense": {}}) for run in runs for part in run]
+    whole = changed(Batch.concat(outcomes), {"grain_ends": ends_of(runs)})
+    own_runs = [run if grain in own else () for grain, run in enumerate(runs)]
+    parts = [part for run in own_runs for part in run] or [_no_rows(schema)]
+    return changed(Batch.concat(parts), {"grain_ends": ends_of(own_runs), "whole": whole})
+
+
+def failed_batch(schema: Schema, grains: int) -> Batch:
+    """Return a batch without rows, for a step that ends with the error of reading it."""
+    ends = (0,) * grains
+    whole = Batch(num_samples=0, grain_ends=ends)
+    return changed(_no_rows(schema), {"grain_ends": ends, "whole": whole})
+
+
+def _no_rows(schema: Schema) -> Batch:
+    ids = {column.name: Ids(np.empty(0, np.int64)) for column in schema.ids}
+    dense = {
+        column.name: np.empty(0 if column.width == 1 else (0, column.width), np.float32)
+        for column in schema.dense
+    }
+    time = None if schema.time is None else np.empty(0, np.int64)
+    return Batch(ids, dense, time=time, num_samples=0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -34,6 +35,8 @@ _PLAIN = {pa.float32().id, pa.int8().id, pa.int16().id, pa.int32().id, pa.int64(
 
 NAMED_VALUES = 10
 """Values of a label that a message names."""
+FIRST_ROWS = 100_000
+"""Rows of a stream after which a warning says that a label was always 0, or always 1."""
 
 
 def dense(column: Dense, values: pa.Array) -> np.ndarray:
@@ -330,3 +333,18 @@ class LabelValues:
             f"{self.rows:,} rows. Look whether column {self.label.source!r} holds the outcomes, "
             "and whether outcomes are known when their events are read."
         )
+
+
+def check_matched(labels: Iterable[LabelValues]) -> None:
+    """Raise DataError for a label whose `positive` did not match in a whole epoch."""
+    for values in labels:
+        if values.rows and values.is_unmatched:
+            raise DataError(values.message())
+
+
+def warn_constant(labels: Iterable[LabelValues]) -> None:
+    """Warn once about a label that is always 0, or always 1, in the first rows of a stream."""
+    for values in labels:
+        if values.is_constant and not values.warned and values.rows >= FIRST_ROWS:
+            values.warned = True
+            warnings.warn(values.message(), UserWarning, stacklevel=3)

@@ -283,14 +283,16 @@ class Schema:
             width += column.width
         return width
 
-    def raw_columns(self, labels: bool = True) -> list[str]:
+    def raw_columns(self, labels: bool = True, features: bool = True) -> list[str]:
         """Return the raw columns that encoding reads, each once.
 
-        Without `labels`, return those that serving needs: no label, weight or time.
+        Without `labels`, return those that serving needs: no label, weight or time. Without
+        `features`, return these alone.
         """
         names: dict[str, None] = {}
         for column in self.columns:
-            if not labels and isinstance(column, (Label, Time, Weight)):
+            is_feature = isinstance(column, (Id, Dense))
+            if not (features if is_feature else labels):
                 continue
             names[column.source] = None
             for transform in getattr(column, "transforms", ()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SourceRows: the rows of one reading of a source, and what the source knows meanwhile."""
+"""SourceRows: the rows of one reading of a source, and what the source knows of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from hotbed.connectors import Position, Source
 from hotbed.connectors.position import Batches
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.status import UNKNOWN, SourceStatus, ended, status_of
+from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
+from hotbed.data.schema import Schema
+from hotbed.errors import DataError
 
 
 class SourceRows:
@@ -29,3 +32,23 @@ class SourceRows:
             self._batches = batches
         with ended(batches):
             yield from batches
+
+
+def raw_types(source: Source, schema: Schema) -> tuple[dict[str, Type], dict[str, Shape]]:
+    """Return the types and shapes of the raw columns of features, as far as a source knows them."""
+    types: dict[str, Type] = {}
+    shapes: dict[str, Shape] = {}
+    try:
+        raw = source.inferred
+    except DataError:  # an empty folder or topic; a real fault is raised when reading begins
+        return types, shapes
+    numbers = schema.number_types()
+    for name in schema.raw_columns(labels=False):
+        if name in raw.names:
+            kind = type_of(numbers.get(name, raw.field(name).type))
+            if kind is not None:
+                types[name] = kind
+            shape = shape_of(raw.field(name).type)
+            if shape is not None:
+                shapes[name] = shape
+    return types, shapes

@@ -180,6 +180,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
         process_bytes=process_bytes,
         step_seconds=steps.seconds,
         read_seconds=read_seconds,
+        feature_seconds=read_seconds * _share_of_features(job, model),
         cpu_share=steps.cpu_share,
         spread=steps.spread,
         score_seconds=_score_seconds(model, batches),
@@ -365,6 +366,25 @@ def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, f
         Sampled(samples, whole, total, expected),
         seconds * job.fit.batch_size / max(samples, 1),
     )
+
+
+def _share_of_features(job: Job, model: RecModel) -> float:
+    """Return the share of reading that ranks share out by grains: of ids and dense columns."""
+    assert job.train is not None
+    in_order = replace(job, fit=replace(job.fit, shuffle=0))
+    data = in_order.dataset(job.train, model.schema)
+    data.prefetch = 0
+    data.divide(model.grains)
+    if not data.can_share_out:
+        return 0.0
+    seconds = []
+    for grains in (None, range(0)):
+        began = time.thread_time()
+        for _ in islice(data.epoch(0, grains), BATCHES):
+            pass
+        seconds.append(time.thread_time() - began)
+    of_all, of_none = seconds
+    return max(1 - of_none / max(of_all, 1e-9), 0.0)
 
 
 def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:

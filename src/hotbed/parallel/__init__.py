@@ -29,13 +29,14 @@ from .dense import DenseExchange, DensePart, LocalDense, RankDense, joined
 from .exchange import TableExchange
 from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
-from .ranks import Ranks, Requirement, digest_of, together
+from .ranks import FAULT, Ranks, Requirement, digest_of, portable, together
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard, edits_of
 from .software import digest_of_files
 from .traffic import RankWork
 
 __all__ = [
+    "FAULT",
     "WHOLE",
     "Counters",
     "DensePart",
@@ -56,6 +57,7 @@ __all__ = [
     "digest_of_files",
     "edits_of",
     "joined",
+    "portable",
     "reduced",
     "sum_counters",
     "together",

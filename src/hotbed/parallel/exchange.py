@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import CountedTimes, Ids
+from hotbed.data.batch import CountedTimes, Ids, SharedTimes
 from hotbed.embedding.lookups import (
     FeatureLayout,
     GrainSums,
@@ -37,7 +37,7 @@ from hotbed.embedding.table import Answer, Question, Step, Table
 from .calls import RankCall
 from .ids import AskedIds, Counts, OwnedIds
 from .placement import Placement
-from .ranks import STEP, Ranks, digest_of_values, name_difference
+from .ranks import FAULT, STEP, Ranks, digest_of_values, name_difference
 
 AnyStep = TypeVar("AnyStep", Step, Answer)
 
@@ -82,7 +82,8 @@ class TableExchange:
         Args:
             inputs: the ids of each feature of all modules.
             time: int64 microseconds, or None.
-            grain_ends: the samples before which the grains end.
+            grain_ends: the samples before which the grains end; of those of other ranks, nothing is
+                read.
             training: whether tables may change.
             values: plain ones, which must be equal on all ranks.
             logs: whether the map may be taken back.
@@ -112,7 +113,8 @@ class TableExchange:
         if training and self._has_cap:
             of_rank = torch.tensor(answer.count_rows(grains, timed=timed), dtype=torch.int64)
             num_rows = self._ranks.gather(of_rank).sum(0).tolist()
-        with self._layout.mapping(times, training=training) as undo:
+        of_batch = _of_whole(time, times)
+        with self._layout.mapping(of_batch, training=training) as undo:
             answer.map(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
         asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
         return AskedIds(answer, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
@@ -250,7 +252,7 @@ class TableExchange:
             digests.append(other_digest)
             ends = [num_tables * block for block in range(len(blocks) + 1)]
             asked.append([numbers[first:last] for first, last in pairwise(ends)])
-        if any(other != digests[0] for other in digests):
+        if FAULT in values or any(other != digests[0] for other in digests):
             name_difference(self._ranks, values, STEP)
         return asked
 
@@ -313,6 +315,11 @@ class TableExchange:
         layout = self._modules[module]
         ids = LocalIds(layout.tables, step, HostIds(layout.features, inputs))
         return Plan(tuple(inputs), ids)
+
+
+def _of_whole(time: Any, times: Any) -> Any:
+    """Return the times of all samples of a batch; `times`: those that this rank has, or None."""
+    return np.asarray(time.whole) if isinstance(time, SharedTimes) and times is not None else times
 
 
 def _words(fronts: Sequence[Question], counts: Counts, timed: bool) -> list[Sequence[Tensor]]:

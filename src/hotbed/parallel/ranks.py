@@ -66,6 +66,10 @@ STEP = Requirement(
 )
 
 
+FAULT = "an error"
+"""The name of the value of a rank that cannot compare the others: the error that all then raise."""
+
+
 class Ranks:
     """The processes that train one job, connected by torch.distributed over gloo.
 
@@ -324,7 +328,7 @@ class Ranks:
                 yield
         except Exception as error:
             own_error = error
-        outcome = (True, None if own_error is None else _portable(own_error))
+        outcome = (True, None if own_error is None else portable(own_error))
         try:
             every = self._gather_objects(call, outcome)
             while not all(is_done for is_done, _ in every):
@@ -355,7 +359,7 @@ class Ranks:
                         message = (True, make(), None)
                     except Exception as error:
                         own_error = error
-                        message = (True, None, _portable(error))
+                        message = (True, None, portable(error))
             message = self._send_from_first(call, message)
             while not message[0]:
                 message = self._send_from_first(call, message)
@@ -448,8 +452,14 @@ def together() -> AbstractContextManager[None]:
 
 
 def name_difference(ranks: Ranks, values: Mapping[str, Any], requirement: Requirement) -> None:
-    """Raise ConfigError, on every rank, with the first value that differs, if there is one."""
+    """Raise ConfigError, on every rank, with the first value that differs, if there is one.
+
+    Where a rank has a `FAULT` instead, that of the first such rank is raised.
+    """
     every = ranks.gather_objects(_by_path(values))
+    for of_rank in every:
+        if FAULT in of_rank:
+            raise of_rank[FAULT]
     for name in dict.fromkeys(name for of_rank in every for name in of_rank):
         of_ranks = [of_rank.get(name) for of_rank in every]
         if any(repr(value) != repr(of_ranks[0]) for value in of_ranks):
@@ -495,7 +505,7 @@ def _unpacked(values: Tensor) -> Any:
     return pickle.loads(values.numpy().data)
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return an error that can be sent to another process: those of others may not be."""
     is_plain = isinstance(error, OSError) and type(error).__module__ == "builtins"
     if is_plain or isinstance(error, HotbedError):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from hotbed import checks
 from hotbed.connectors import Source
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.data.grains import failed_batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
@@ -126,6 +128,22 @@ def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[E
 
 
 def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
+    """Yield what `_read_examples` does.
+
+    Where ranks share out the data, an error of reading is raised in the step that all begin.
+    """
+    try:
+        yield from _read_examples(data, run)
+    except Exception as error:
+        if run.goal.own is None or not isinstance(run.dataset, Dataset):
+            raise
+        learner = run.learner
+        batch = failed_batch(run.dataset.schema, learner.grains)
+        yield replace(prepare(batch, learner.device, labelled=True), error=error)
+        raise
+
+
+def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
     """Yield each item of the data as an example; None for a tick."""
     learner = run.learner
     labelled = learner.criterion is not None
@@ -208,7 +226,10 @@ def fit_epochs(run: Run, history: History) -> None:
         for epoch in range(run.epoch, end):
             resumed = _begin_epoch(run, epoch)
             if not run.ends():
-                with epoch_of(run.dataset, epoch) as batches, in_train_mode(learner.network):
+                with (
+                    epoch_of(run.dataset, epoch, run.goal.own) as batches,
+                    in_train_mode(learner.network),
+                ):
                     pass_over(batches, run, learner)
                 measure(run, history)
                 _end_epoch(run, resumed=resumed)
@@ -278,15 +299,15 @@ def first_epoch(data: Iterable[Any], epochs: int | range, learned: int) -> int:
 
 
 @contextmanager
-def epoch_of(data: Iterable[Any], number: int) -> Iterator[Iterable[Any]]:
+def epoch_of(data: Iterable[Any], number: int, own: range | None = None) -> Iterator[Iterable[Any]]:
     """Yield the batches of epoch `number` of a Dataset, the rest of it after `resume`.
 
-    Other data are yielded unchanged.
+    Other data are yielded unchanged. `own`: as in `Dataset.epoch`.
     """
     if not isinstance(data, Dataset):
         yield data
         return
-    batches: Any = data.epoch(number)
+    batches: Any = data.epoch(number, own)
     with closing(batches):  # ends the reading thread
         yield batches
 

@@ -69,6 +69,7 @@ from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
+from hotbed.training.share_out import own_grains
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.division import Division, connect_ranks
@@ -662,7 +663,8 @@ class RecModel:
         shard = self.learner.shard
         # clocks and signals may stop a stream on one rank
         agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
-        goal = replace(goal, agrees=agrees)
+        grains = own_grains(goal, callbacks, observer, self.learner)
+        goal = replace(goal, agrees=agrees, own=grains)
         run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
         run.counts.epoch = goal.first_epoch
         return run

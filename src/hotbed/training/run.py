@@ -18,6 +18,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import WHOLE, Shard, at
+from hotbed.training.stages.compared import names_read
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.map_stage import MapStage
@@ -80,6 +81,7 @@ class Goal:
         epoch_steps: number of batches of an epoch; None if it is not known.
         agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
         wishes: what a join of streams in the data is asked for.
+        own: the grains whose ids and dense columns this rank reads; None = those of all.
     """
 
     dataset: Iterable[Any]
@@ -91,6 +93,7 @@ class Goal:
     epoch_steps: int | None = None
     agrees: bool = False
     wishes: JoinWishes = NO_WISHES
+    own: range | None = None
 
 
 @dataclass
@@ -373,7 +376,9 @@ class Callbacks:
     hold ids of `run.ahead` later batches, and must not be saved, evaluated or evicted from.
 
     A callback whose `runs_last` is true is called after all others. One whose `is_of_program` is
-    true may differ on several ranks. A callback that must survive a
+    true may differ on several ranks. On several ranks, `run.example.batch` has the ids and dense
+    columns of all samples for a callback that reads `run.example`, unless it sets `reads_features`
+    to False. A callback that must survive a
     restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
     arrays, and takes it back in `load_state`.
 
@@ -410,6 +415,17 @@ class Callbacks:
         """Whether a callback is of another package, and may do otherwise on another rank."""
         modules = [type(callback).__module__ for callback in self.all]
         return not all(module.startswith("hotbed.training.") for module in modules)
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether a callback reads ids or dense columns, as far as its code says.
+
+        One of another package does if it reads `run.example`.
+        """
+        return any(
+            getattr(callback, "reads_features", "example" in names_read(callback))
+            for callback in self.all
+        )
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether a callback reads or changes tables between this step and the next one."""

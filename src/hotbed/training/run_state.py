@@ -55,7 +55,7 @@ def state_of(run: Run) -> State:
     assert not run.ahead, "the tables hold ids of batches that are not learned"
     positions = {}
     if run.position is not None:
-        positions[_source(run)] = run.position.to_json()
+        positions[_source(run)] = _position_of_ranks(run, run.position).to_json()
     counts = asdict(run.counts)
     del counts["epoch"]  # it follows from the model's counters
     if run.online:
@@ -75,6 +75,18 @@ def state_of(run: Run) -> State:
     if isinstance(run.observer, Progressive):
         progress["observer"] = run.observer.state()
     return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
+
+
+def _position_of_ranks(run: Run, position: Position) -> Position:
+    """Return a position that has the place of each grain from the rank that has read its rows.
+
+    Of the rows of others, a rank has read some columns. Their chunks may have other bounds.
+    """
+    grains = run.goal.own
+    if grains is None or "grains" not in position.state:
+        return position
+    places = run.learner.shard.gathered(position["grains"][grains.start : grains.stop])
+    return Position({**position.state, "grains": [place for part in places for place in part]})
 
 
 def _check_grains(run: Run, reader: Reader, position: Position) -> None:

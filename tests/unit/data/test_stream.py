@@ -271,7 +271,7 @@ def test_label_that_is_always_0_or_always_1_in_a_stream_is_a_warning(
     label: Label, values: list[Any], message: str | None, ends: bool, monkeypatch: Any
 ) -> None:
     """While it runs, once, also of recorded events that are read as a stream."""
-    monkeypatch.setattr("hotbed.data.dataset.FIRST_ROWS", 5)
+    monkeypatch.setattr("hotbed.data.numbers.FIRST_ROWS", 5)
     source: Any = FakeStream({**log(8), "label": values}, [2] * 4, ends=True)
     if ends:
         source = Memory({**log(8), "label": values})

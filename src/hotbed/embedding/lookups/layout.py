@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hotbed import checks
-from hotbed.data.batch import CountedTimes
+from hotbed.data.batch import CountedTimes, SharedTimes
 from hotbed.data.schema import POOLINGS
 from hotbed.embedding.dates import checked_times, take_times
 from hotbed.embedding.table import Table
@@ -172,7 +172,7 @@ class FeatureLayout:
 
         Raises ConfigError or RowShapeError if they are missing or wrong.
         """
-        if isinstance(time, CountedTimes):
+        if isinstance(time, (CountedTimes, SharedTimes)):
             time = time.time
         if not self.dated:
             return None

@@ -167,6 +167,7 @@ class Workload:
         process_bytes: of a process that trains all grains, without its rows.
         step_seconds: by samples, rising: of a step in grains of the job's size, on one thread.
         read_seconds: of reading a batch.
+        feature_seconds: those of them that ranks share out by grains; 0 = each reads all.
         link: between ranks.
         cores: of a machine.
         copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
@@ -192,6 +193,7 @@ class Workload:
     cores: int
     copy_seconds: float = 0.0
     slack_seconds: float = 0.0
+    feature_seconds: float = 0.0
     whole_host: bool = False
     cpu_share: float = 1.0
     spread: float = 0.0
@@ -342,7 +344,9 @@ def _times(
     grains = max(len(placement.grains_of(rank)) for rank in range(ranks))
     network = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
     cores = work.cores if work.whole_host else work.cores // ranks
-    reading = max(work.read_seconds - network, 0.0) if cores > 1 else work.read_seconds
+    reading = work.read_seconds - work.feature_seconds * (1 - grains / placement.grains)
+    if cores > 1:
+        reading = max(reading - network, 0.0)
     messages = len(calls) * (ranks - 1) * work.link.latency
     several = ranks > 1
     times = {

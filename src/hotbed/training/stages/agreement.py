@@ -89,18 +89,24 @@ def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Tab
 
 
 def values_of_batch(batch: Batch) -> dict[str, Any]:
-    """Return the number of samples of a batch, and the digest of each column, by name."""
+    """Return the number of samples of a batch, and the digest of each column, by name.
+
+    Of a batch that ranks share out, ids and dense columns have no digest: each has some of them.
+    """
+    whole = batch if batch.whole is None else batch.whole
     columns = {
-        **{f"column {name!r}": [values] for name, values in batch.dense.items()},
-        **{f"label {name!r}": [values] for name, values in batch.labels.items()},
+        **{f"column {name!r}": [values] for name, values in whole.dense.items()},
+        **{f"label {name!r}": [values] for name, values in whole.labels.items()},
         **{
             f"ids of {name!r}": [ids.values, ids.offsets, ids.weights]
-            for name, ids in batch.ids.items()
+            for name, ids in whole.ids.items()
         },
-        "weights of samples": [batch.weight],
-        "times": [batch.time],
+        "weights of samples": [whole.weight],
+        "times": [whole.time],
     }
-    values: dict[str, Any] = {"a batch with this number of samples:": batch.num_samples}
+    values: dict[str, Any] = {"a batch with this number of samples:": whole.num_samples}
+    if batch.whole is not None:
+        values["the ends of the grains of a batch"] = whole.grain_ends
     for name, arrays in columns.items():
         values[f"{name} of a batch with the digest"] = _digest_of_arrays(arrays)
     return values

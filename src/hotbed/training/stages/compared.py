@@ -53,6 +53,42 @@ def compared(value: Any, *, weights: bool = True) -> Any:
     return _Comparison(weights).of(value, frozenset(), 0)
 
 
+def names_read(value: Any) -> frozenset[str]:
+    """Return the names that the code of an object reads, but for that of known packages.
+
+    These are attributes, globals and words in the methods of its class, in functions that it holds,
+    and in those that they name.
+    """
+    names: set[str] = set()
+    seen: dict[int, Any] = {}
+    left = [value]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (list, tuple)):
+            left += value
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, functools.partial):
+            left += [value.func, value.args, value.keywords]
+        elif isinstance(value, MethodType):
+            left += [value.__func__, value.__self__]
+        elif isinstance(value, FunctionType):
+            if not _is_known(value):
+                names |= _words_in(value.__code__)
+                left += [_content(cell) for cell in value.__closure__ or ()]
+                named = _globals_of(value.__code__) & value.__globals__.keys()
+                left += [value.__globals__[name] for name in named]
+        elif isinstance(value, type):
+            left += [part for each in vars(value).values() for part in _functions_of(each)]
+        elif isinstance(value, BAGS) or not _is_known(type(value)):
+            left += [kind for kind in type(value).__mro__ if not _is_known(kind)]
+            left += getattr(value, "__dict__", {}).values()
+    return frozenset(names)
+
+
 class _Comparison:
     """Reads one value; each object in it counts once."""
 
@@ -244,6 +280,13 @@ def _parts_of(code: CodeType) -> Iterator[CodeType]:
     for value in code.co_consts:
         if isinstance(value, CodeType):
             yield from _parts_of(value)
+
+
+def _words_in(code: CodeType) -> frozenset[str]:
+    """Return the names and the texts in the code of a function."""
+    parts = list(_parts_of(code))
+    texts = [value for part in parts for value in part.co_consts if isinstance(value, str)]
+    return frozenset(texts).union(*(part.co_names for part in parts))
 
 
 def _names_in(code: CodeType, *operations: str) -> frozenset[str]:

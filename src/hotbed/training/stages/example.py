@@ -32,7 +32,8 @@ MOST_FLOAT32_SECONDS = 2**24
 class Example:
     """One batch as the arguments of the network, `network(*arguments, **keywords)`.
 
-    Tensors are on the network's device, ids on the host.
+    Tensors are on the network's device, ids on the host. Labels, weights, times and the number of
+    samples are those of all samples, also where ranks share out their features.
     """
 
     arguments: tuple[Any, ...]
@@ -44,7 +45,7 @@ class Example:
     keywords: Mapping[str, Any] = field(default_factory=dict)  # only of networks with adapters
     time: Any = None  # int64 microseconds of the samples
     foreseen: Any = None  # what a mapper of the network's own mapped ahead, for its lookups
-    error: Exception | None = None  # why the ids could not be mapped ahead
+    error: Exception | None = None  # why it could not be read, or its ids not be mapped ahead
     computed: Batch | None = None  # the ids that the network computes; None = those of the batch
     is_bound: bool = False  # whether the adapter of a network made the arguments of a tuple
     structure: Any = None  # of the tuple whose tensors `batch` holds
@@ -72,7 +73,7 @@ class Example:
         grains: list[Example | None] = []
         for number, (first, last) in enumerate(itertools.pairwise((0, *batch.grain_ends))):
             grain = None
-            is_run = first < last or not (batch.num_samples or number)
+            is_run = first < last or not (self.num_samples or number)
             if is_run and (numbers is None or number in numbers):
                 run = _own_memory(batch[first:last].at(None, batch.encoder))
                 grain = self._of_run(run)
@@ -323,8 +324,9 @@ def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 def _of_batch(batch: Batch, device: torch.device) -> Example:
+    whole = batch if batch.whole is None else batch.whole
     return Example(
-        (batch,), _labels_of(batch), batch.weight, batch.num_samples, batch, device, time=batch.time
+        (batch,), _labels_of(whole), whole.weight, whole.num_samples, batch, device, time=whole.time
     )
 
 

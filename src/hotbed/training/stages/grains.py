@@ -136,6 +136,14 @@ class Grains(Passes):
         self._outputs = outputs
 
     @property
+    def own_grains(self) -> range | None:
+        """The grains that are computed here, where the ids of no other are looked up here.
+
+        None = all. The ids that a network computes are those of all grains, on each rank.
+        """
+        return self._dense.grains if isinstance(self._lookups, BatchLookups) else None
+
+    @property
     def _collections(self) -> Sequence[EmbeddingCollection]:
         """The collections of the network; of some networks after the first batch."""
         return self._lookups.collections

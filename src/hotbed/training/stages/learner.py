@@ -153,6 +153,11 @@ class StepLearner:
         return self.passes.loss
 
     @property
+    def own_grains(self) -> range | None:
+        """The grains whose ids and dense columns suffice here in a step; None = those of all."""
+        return self.passes.own_grains if isinstance(self.passes, Grains) else None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings that must be equal on all ranks before they learn or score; {} on one."""
         if self.shard.size == 1:
@@ -309,6 +314,7 @@ class SelfUpdating:
         self.sparse = None
         self.planner: Mapper | None = None
         self.grains = 1
+        self.own_grains: range | None = None
         self.shard: Shard = WHOLE
         self.skipped = 0
         self.outputs: Any = None

@@ -18,6 +18,7 @@ from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError
+from hotbed.parallel import FAULT, portable
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.network import BatchLookups, NetworkLookups
 
@@ -183,6 +184,7 @@ def ask_for_grains(
 
     Raises:
         ConfigError: a collection in eval mode has rows that several processes share.
+        HotbedError: a process could not read its part of the batch.
     """
     batch = example.looked_up
     assert example.batch is not None, "the loop divides batches"
@@ -194,8 +196,16 @@ def ask_for_grains(
                 'table.frozen = "all" instead.'
             )
     modules = [module for module in lookups.collections if module.training]
-    values = partial(agreed, example.batch)
+    values = partial(_agreed_in, example, agreed)
     plans.ask(modules, WantedRows(times_of(batch), True, queue, batch.grain_ends, values))
+
+
+def _agreed_in(example: Example, agreed: Agreed) -> Mapping[str, Any]:
+    """Return what all processes must have alike in a step, or why its batch could not be read."""
+    assert example.batch is not None
+    if example.error is not None:
+        return {FAULT: portable(example.error)}
+    return agreed(example.batch)
 
 
 def obstacle_of(tables: Iterable[Table]) -> str:

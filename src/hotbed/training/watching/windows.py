@@ -58,6 +58,8 @@ class Windows:
     Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
 
+    reads_features = True  # for the baseline, and for metrics of groups
+
     def __init__(
         self,
         seconds: float | None = None,
