@@ -7,11 +7,13 @@ The result has the bits of one process, and an error of reading is raised on eac
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +34,8 @@ from hotbed.errors import HotbedError
 from hotbed.files import digest_of
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.state.digest import part_digests
+from hotbed.training.run import Callbacks
+from hotbed.training.share_out import identity_of
 
 GRAINS = 8
 ROWS = 403
@@ -316,3 +320,85 @@ def test_ranks_that_share_out_different_data_are_refused_on_each() -> None:
     assert first == second
     for text in first.values():
         assert text.startswith("ConfigError: ranks: all ranks must read the same data"), text
+
+
+# --- what the decision is taken by ----------------------------------------------------------------
+
+
+def reads(run: Any) -> Any:
+    return run.example
+
+
+class ReadsByFunction:
+    """Reads the batch in a function of its own file."""
+
+    def on_step_end(self, run: Any) -> None:
+        self.last = reads(run)
+
+
+class ReadsByName:
+    def on_step_end(self, run: Any) -> None:
+        self.last = getattr(run, "example")  # noqa: B009
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step_end(self, run: Any) -> None:
+        self.losses.append(float(run.loss))
+
+
+class Several:
+    """Holds another callback."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = [inner]
+
+    def on_step_end(self, run: Any) -> None:
+        for callback in self.inner:
+            callback.on_step_end(run)
+
+
+class ReadsLabels(Reader):
+    reads_features = False
+
+
+def test_callbacks_that_read_batches_are_known_by_their_code() -> None:
+    readers = [
+        Reader(),
+        ReadsByFunction(),
+        ReadsByName(),
+        Several(Reader()),
+        SimpleNamespace(on_step_end=reads),
+        SimpleNamespace(on_step_end=lambda run: reads(run)),
+        SimpleNamespace(on_step_end=functools.partial(reads)),
+        SimpleNamespace(on_step_end=Reader().on_step_end),
+        hb.callbacks.Windows(samples=5),
+    ]
+    assert [Callbacks([callback]).reads_features for callback in readers] == [True] * len(readers)
+    others = [Counts(), Several(Counts()), ReadsLabels(), hb.callbacks.Evict(step_interval=3)]
+    assert not Callbacks([*others, hb.callbacks.Checkpoint("states")]).reads_features
+
+
+def test_data_are_known_by_their_files_and_by_some_of_their_rows(tmp_path: Path) -> None:
+    """Also by values that Python has no object for."""
+    odd = pa.table(
+        {
+            "time": pa.array([2**62 + 1, None] * 500, pa.timestamp("ns")),
+            "spans": pa.array([[2**62], None] * 500, pa.list_(pa.duration("ns"))),
+            "years": pa.array([2**60] * 1000, pa.timestamp("s")),
+            "bytes": pa.array([b"\xff"] * 1000),
+        }
+    )
+    chunked = pa.concat_tables([odd.slice(0, 7), odd.slice(7)])
+    assert identity_of(hb.sources.Memory(odd)) == identity_of(hb.sources.Memory(chunked))
+    sources = [hb.sources.Memory(odd), hb.sources.Memory(odd.slice(1)), memory(tmp_path)]
+    for name, rows in {"a": 1000, "b": 999}.items():
+        pq.write_table(pa.table({"user": range(rows)}), tmp_path / f"{name}.parquet")
+        sources.append(hb.sources.Parquet(tmp_path / f"{name}.parquet"))
+    sources += [hb.sources.Concat(sources[3:]), sources[0].slice(0, 5), sources[0].slice(0, 6)]
+    sources.append(joined(tmp_path))
+    identities = [repr(identity_of(source)) for source in sources]
+    assert len(set(identities)) == len(sources)
+    assert identity_of(hb.sources.Generated(100, slots={"user": hb.sources.Keys(5)})) is None

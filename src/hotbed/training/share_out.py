@@ -8,6 +8,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from hotbed.connectors import Concat, Memory, Prepared, Source
 from hotbed.connectors.file_identity import FileIdentity
@@ -90,8 +91,13 @@ def _of_all(sources: Any, *arguments: Any) -> Any:
 
 
 def _shown_rows(source: Memory) -> Any:
-    num_rows = source.num_rows()
-    places = np.unique(np.linspace(0, max(num_rows - 1, 0), SHOWN_ROWS, dtype=np.int64))
-    rows = source.table.take(places[places < num_rows]).to_pylist()
-    types = [f"{column.name}: {column.type}" for column in source.schema()]
-    return [num_rows, types, zlib.crc32(repr(rows).encode(errors="surrogatepass"))]
+    table = source.table
+    places = np.unique(np.linspace(0, table.num_rows - 1, SHOWN_ROWS, dtype=np.int64))
+    rows = pa.concat_tables([table.slice(place, 1) for place in places])
+    digest = 0
+    for column in rows.columns:  # as text, since Python has no object for some values
+        values = column.combine_chunks()
+        text = values.to_string(window=SHOWN_ROWS, container_window=SHOWN_ROWS)
+        digest = zlib.crc32(text.encode(errors="surrogatepass"), digest)
+    types = [f"{column.name}: {column.type}" for column in table.schema]
+    return [table.num_rows, types, digest]
