@@ -143,7 +143,7 @@ def num_ahead(model: nn.Module) -> int:
     """Return how many batches of a loop were mapped before their turn, by the tables' counts."""
     state = converted(model)
     assert state is not None
-    return len(state._expected or ())
+    return 0 if state.expected is None else len(state.expected.left())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.auto import Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, calls_of, lookup_report
 from hotbed.training.auto.tracing.sources import IdSource
-from hotbed.training.stages.turns import RowsInTurn
+from hotbed.training.stages.turns import Turns
 
 pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])
@@ -152,37 +152,34 @@ def test_a_batch_of_another_kind_is_rejected() -> None:
         features.compute((USERS[:, None], MOVIES))
 
 
-def rows_in_turn() -> RowsInTurn:
+def turns() -> Turns[str]:
     features = features_of(Twice())
     ids = features.compute((USERS, MOVIES)).ids
-
-    def rows(name: str) -> Tensor:
-        return ids[name].values[:, None].repeat(1, 4).float()
-
-    return RowsInTurn(features.lookups, ids, rows)
+    values = {name: Ids(of.values) for name, of in ids.items()}
+    return Turns(features.lookups, values, "share of {}".format, others=["elsewhere"])
 
 
-def test_lookups_take_their_rows_in_turn_and_in_their_own_shapes() -> None:
-    rows = rows_in_turn()
-    assert rows.take("word", USERS * 2).tolist() == (USERS * 2)[:, None].repeat(1, 4).tolist()
-    second = rows.take("word", torch.stack([MOVIES, MOVIES + 1], 1))
-    assert second.shape == (4, 2, 4)
-    assert second[3, 1].tolist() == [5, 5, 5, 5]
+def test_lookups_take_their_shares_in_turn() -> None:
+    rows = turns()
+    assert rows.serves("word")
+    assert not rows.serves("elsewhere")
+    assert rows.take("word", Ids(USERS * 2)) == "share of word"
+    assert rows.take("word", Ids(torch.stack([MOVIES, MOVIES + 1], 1))) == "share of word/2"
     with pytest.raises(ConfigError, match="place: the forward pass looks up less"):
         rows.check_taken()
-    rows.take("place", torch.arange(3))
+    rows.take("place", Ids(torch.arange(3)))
     rows.check_taken()
     with pytest.raises(ConfigError, match="word: the forward pass looks up more"):
-        rows.take("word", USERS)
+        rows.take("word", Ids(USERS))
 
 
 def test_other_ids_than_computed_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"word: .* got \[5, 0, -3, 8\] … for \[10, 0, -6, 16\]"):
-        rows_in_turn().take("word", USERS)
+        turns().take("word", Ids(USERS))
 
 
 def test_a_forward_pass_that_looks_nothing_up_takes_nothing() -> None:
-    rows_in_turn().check_taken()
+    turns().check_taken()
 
 
 def report() -> Report[LookupEntry]:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from hotbed.compat.mx_rec.columns import Column, Reader
 from hotbed.compat.mx_rec.errors import CallError
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry
 from hotbed.training.stages.example import seconds_as_times
-from hotbed.training.stages.turns import RowsInTurn, ids_of_samples
+from hotbed.training.stages.turns import Turns, ids_of_samples
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.pipeline import Current, Pipeline
@@ -96,7 +96,7 @@ class Automatic:
         self._train = train
         self._evaluation = evaluation
         self.newest: dict[bool, Any] = {}
-        self._turns: RowsInTurn | None = None
+        self._turns: Turns[Tensor] | None = None
         self._of: Current | None = None  # the batch of `_turns`
         self._hooks = [
             model.register_forward_pre_hook(self._enter, prepend=True),
@@ -156,14 +156,15 @@ class Automatic:
         if self._turns is None or self._of is not current:
             self._of = current
             self._turns = self._rows_of(current)
-        return self._turns.take(table, ids)
+        return _shaped(self._turns.take(table, Ids(ids)), ids)
 
-    def _rows_of(self, current: Current) -> RowsInTurn:
+    def _rows_of(self, current: Current) -> Turns[Tensor]:
         def rows(name: str) -> Tensor:
             column = self._reader.column(name)
             return self._pipeline.rows(current, column, training=True)
 
-        return RowsInTurn(self._reader.features.lookups, current.batch.ids, rows)
+        ids = {name: Ids(ids.values) for name, ids in current.batch.ids.items()}
+        return Turns(self._reader.features.lookups, ids, rows)
 
     def _look_up_now(self, table: str, ids: Tensor, batch: Batch | None) -> Tensor:
         """Return the rows of ids that are mapped now; without a batch they are only read."""
@@ -172,7 +173,7 @@ class Automatic:
         ids_alone = Batch({table: ids_of_samples(ids, num_samples, time)}, time=time)
         columns = (Column(table, table),)
         rows = self._pipeline.look_up(columns, ids_alone, training=batch is not None)[table]
-        return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
+        return _shaped(rows, ids)
 
     def _enter(self, model: nn.Module, args: Any) -> None:
         self._turns = None
@@ -185,6 +186,11 @@ class Automatic:
         """Let go of the model."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _shaped(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows of ids, [*ids.shape, dim]."""
+    return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
 
 
 def time_of(raw: Any, times: Callable[[Any], Any] | None) -> Any:

@@ -167,6 +167,10 @@ class FeatureLayout:
         """Return the table of a feature."""
         return self.tables[self.numbers[number]]
 
+    def of_samples(self, time: Any, num_samples: int) -> Any:
+        """Return the times of a batch for the samples of the ids that are looked up."""
+        return time
+
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
         """Return the times of the samples, int64 microseconds [n], if a table uses them.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.data.batch import CountedTimes, Ids
+from hotbed.data.batch import CountedTimes, Ids, changed
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Answer, MapTask, Step, Table, read_ahead
 from hotbed.errors import ConfigError
@@ -169,7 +169,7 @@ class LocalAsked:
 
     def forget(self) -> None:
         """Let go of the ids, whose plans were taken."""
-        self.maps = [replace(of_module, mapped=None) for of_module in self.maps]
+        self.maps = [changed(of_module, {"mapped": None}) for of_module in self.maps]
 
 
 class NativeLookup(Lookup, ABC):
@@ -192,7 +192,7 @@ class NativeLookup(Lookup, ABC):
             mapped.step.set_weights([0 if w is None else w.data_ptr() for w in weights])
         results = _Results(layout, mapped.host)
         mapped.step.pool(results.addresses)
-        return (results.flat, results.sequences), replace(mapped, host=None)
+        return (results.flat, results.sequences), changed(mapped, {"host": None})
 
     def sum_gradients(
         self,
@@ -415,7 +415,10 @@ def _begun(
 ) -> tuple[HostIds, np.ndarray | None, Step]:
     """Return the ids and times as native code reads them, and a step that has mapped none."""
     host = HostIds(layout.features, inputs)
-    times = layout.times(time, host.num_samples) if training else None
+    times = None
+    if training:
+        time = layout.of_samples(time, host.num_samples)
+        times = layout.times(time, host.num_samples)
     natives = [table.native for table in layout.tables]
     step = Step(natives, layout.columns, grain_ends)
     if training:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import Ids, changed
 
 from .layout import FeatureLayout
 from .lookup import Lookup
@@ -16,10 +16,12 @@ from .plan import Asked, Plan, Statistics, WantedRows, are_same
 
 
 class PlannedModule(Protocol):
-    """A module whose ids are asked for before it looks them up."""
+    """A module, or one of its lookups, whose ids are asked for before it looks them up."""
 
-    lookup: Lookup
-    layout: FeatureLayout
+    @property
+    def lookup(self) -> Lookup: ...
+    @property
+    def layout(self) -> FeatureLayout: ...
 
     def inputs_of(self, batch: Any) -> list[Ids]:
         """Return the ids of each feature of a batch."""
@@ -56,32 +58,39 @@ class Plans:
 
     Attributes:
         ids: those that are looked up, by feature.
-        rows_of: returns the rows of these plans for a network whose forward pass does not call the
-            modules; None = it calls them.
+        rows_of: returns what the lookups of a forward pass take, for a network that does not call
+            the modules; None = it calls them.
         error: why the ids could not be asked for; None if they were.
     """
 
     def __init__(
-        self, ids: Mapping[str, Ids], rows_of: Callable[[Plans], Any] | None = None
+        self,
+        ids: Mapping[str, Ids],
+        rows_of: Callable[[Plans], Any] | None = None,
+        error: Exception | None = None,
     ) -> None:
         self.ids = ids
         self.rows_of = rows_of
-        self.error: Exception | None = None
+        self.error = error
         self._shares: list[_Share] = []
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()
         self._strayed: set[PlannedModule] = set()
 
     def ask(self, modules: Sequence[PlannedModule], wanted: WantedRows) -> None:
-        """Ask for the ids of modules; `wanted`: without their layouts and inputs."""
+        """Ask for the ids of modules, or for none; `wanted`: without their layouts and inputs."""
         of_lookups: dict[Lookup, list[PlannedModule]] = {}
         for module in modules:
             of_lookups.setdefault(module.lookup, []).append(module)
-        for lookup, members in of_lookups.items():
-            layouts = tuple(module.layout for module in members)
-            inputs = [module.inputs_of(self) for module in members]
-            asked = lookup.ask(replace(wanted, layouts=layouts, inputs=inputs))
-            self._shares.append(_Share(lookup, members, inputs, asked))
+        try:
+            for lookup, members in of_lookups.items():
+                layouts = tuple(module.layout for module in members)
+                inputs = [module.inputs_of(self) for module in members]
+                asked = lookup.ask(changed(wanted, {"layouts": layouts, "inputs": inputs}))
+                self._shares.append(_Share(lookup, members, inputs, asked))
+        except Exception:
+            self.take_back()
+            raise
 
     def wait(self) -> None:
         """Wait until the ids are mapped; raise why they could not be."""

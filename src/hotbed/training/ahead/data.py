@@ -16,8 +16,8 @@ from hotbed.errors import ConfigError
 from hotbed.training.ahead.cores import Cores
 from hotbed.training.stages.example import CPU, Example, prepare
 from hotbed.training.stages.map_stage import Barrier, MapStage
-from hotbed.training.stages.mapper import Mapper, mapper_of
 from hotbed.training.stages.network import adapter_of
+from hotbed.training.stages.planner import Planner
 
 __all__ = ["Ahead"]
 
@@ -101,8 +101,8 @@ class Ahead:
                 "Ahead: no network whose tables the ids are mapped for, got None. Give the "
                 "network, or pass this to RecModel.fit()."
             )
-        mapper = mapper_of(self.network)
-        depth = depth_for(mapper, self.depth)
+        planner = Planner.of(self.network)
+        depth = depth_for(planner, self.depth)
         cores = self.cores()
         barriers: list[Barrier] = [cores.barrier]
         if self.barrier is not None:
@@ -110,7 +110,7 @@ class Ahead:
         stage = MapStage(
             _examples(self.batches, self.network),
             self.batches,
-            mapper,
+            planner,
             depth,
             lambda step, now: any(barrier(step, now) for barrier in barriers),
             self._step,
@@ -122,7 +122,7 @@ class Ahead:
             for step, example in enumerate(stage, self._step + 1):
                 assert example is not None
                 if depth:  # else its forward pass maps it: the loop may end before
-                    example = mapper.map(example)
+                    example = planner.map(example)
                 stage.advance(example)
                 yield example.arguments[0]
                 cores.step(step)
@@ -159,7 +159,7 @@ def unwrap(data: Any, network: nn.Module, grains: int = 1) -> tuple[Any, int, li
     return data.batches, data.depth, []
 
 
-def depth_for(planner: Mapper | None, depth: int) -> int:
+def depth_for(planner: Planner | None, depth: int) -> int:
     """Return how many batches can be mapped ahead: `depth`, or 0; the reason is logged."""
     if not depth:
         return 0

@@ -11,7 +11,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.errors import ConfigError
 from hotbed.training.stages.map_stage import Barrier
-from hotbed.training.stages.mapper import mapper_of
+from hotbed.training.stages.planner import Planner
 
 from .data import Ahead, example_of
 
@@ -51,8 +51,8 @@ class Insert:
         self.network = network
         self.depth = depth
         self.barrier = barrier
-        self._mapper = mapper_of(network)
-        self._mapper.begin(ahead=True)
+        self._planner = Planner.of(network)
+        self._planner.begin(ahead=True)
 
     def __call__(self, batch: Any) -> Any:
         """Map the ids of a batch, and return the batch that the network looks up.
@@ -60,7 +60,7 @@ class Insert:
         Raises:
             HotbedError: the ids cannot be mapped.
         """
-        return self._mapper.map(example_of(batch)).arguments[0]
+        return self._planner.map(example_of(batch)).arguments[0]
 
     def over(self, dataset: Iterable[Any]) -> Ahead:
         """Return the batches of a Dataset, mapped ahead; `Dataset.map` calls it."""

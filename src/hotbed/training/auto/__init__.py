@@ -7,7 +7,6 @@ conversion_report.py  the report of hb.auto: what became of every embedding
 convert.py            hb.auto: an ordinary torch model becomes one whose embeddings are tables
 leaf_names.py         names of the tensors in nested arguments, by the paths that lead to them
 lookups.py            what nn.Embedding and nn.EmbeddingBag become
-mapper.py             ModelMapper: maps the ids of a converted model, before or ahead
 network.py            the state of a converted model, and what happens at each of its calls
 plain.py              the way back: the weights of a converted model
 report.py             Report: what became of each embedding or table of a model, and why

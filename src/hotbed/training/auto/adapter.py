@@ -7,22 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import TableModule
 from hotbed.persist.publish.plain import PlainModel
-from hotbed.training.stages.mapper import Mapper
 from hotbed.training.stages.network import Arguments, NetworkLookups
 
+from .foreseen.called import CalledLookups
 from .foreseen.moved import MovedLookups
-from .mapper import ModelMapper
 from .network import Converted, arguments_of
 from .served import plain_model
 
 
 @dataclass(frozen=True)
 class ConvertedAdapter:
-    """A `NetworkAdapter` and a `MapperOwner`. `state`: of the converted model."""
+    """A `NetworkAdapter`. `state`: of the converted model."""
 
     state: Converted
 
@@ -36,16 +33,8 @@ class ConvertedAdapter:
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.state.times_of(args, kwargs)
 
-    def ids_of(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Sequence[tuple[TableModule, Ids]]:
-        return self.state.ids_of(args, kwargs)
-
-    def lookups(self) -> NetworkLookups:
-        return MovedLookups(self.state)
+    def lookups(self, *, by_grains: bool) -> NetworkLookups:
+        return MovedLookups(self.state) if by_grains else CalledLookups(self.state)
 
     def plain_model(self, schema: Schema | None) -> PlainModel:
         return plain_model(self.state, schema)
-
-    def mapper(self) -> Mapper:
-        return ModelMapper(self.state)

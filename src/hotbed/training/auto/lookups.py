@@ -6,8 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,9 @@ from hotbed.embedding.modules import TableModule
 from hotbed.embedding.modules.compiled import alive
 from hotbed.embedding.modules.state import EXTRA
 from hotbed.embedding.modules.transforms import check_transforms
-from hotbed.embedding.table import MapQueue, Table
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
+from hotbed.training.stages.turns import Turns
 
 from .rows import load_weight
 
@@ -98,26 +98,6 @@ def weight_moved(path: str) -> WeightMoved:
     )
 
 
-@dataclass(frozen=True)
-class Foreseen:
-    """The ids of one lookup that were computed before the forward pass.
-
-    Attributes:
-        ids: the arguments of the lookup, as the id graph returns them.
-        plan: of these ids, if they were mapped to rows, too.
-    """
-
-    ids: Ids
-    plan: Plan | None = None
-
-
-class Turns(Protocol):
-    """The rows that the lookups of a forward pass take in their order; see `RowsInTurn`."""
-
-    def take(self, lookup: str, ids: Tensor) -> Tensor: ...
-    def check_taken(self, *, may_skip: bool) -> None: ...
-
-
 class DatedLayout(FeatureLayout):
     """The one feature of an embedding that moved, whose rows get a time when the first batch comes.
 
@@ -128,6 +108,12 @@ class DatedLayout(FeatureLayout):
         super().__init__([table], [feature], buckets)
         self.path = path
         table.undated = True
+
+    def of_samples(self, time: Any, num_samples: int) -> Any:
+        if isinstance(time, CountedTimes):
+            times = self.of_samples(time.time, num_samples)
+            return CountedTimes(times, self._spread(time.counted, num_samples))
+        return self._spread(time, num_samples) if self.dated else None
 
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if isinstance(time, CountedTimes):
@@ -140,6 +126,20 @@ class DatedLayout(FeatureLayout):
             )
         return super().times(time, num_samples)
 
+    def _spread(self, values: Any, num_samples: int) -> Tensor | None:
+        """Return the values of the samples of a batch for each sample of the ids, [num_samples]."""
+        if values is None:
+            return None
+        of_batch = torch.as_tensor(values).reshape(-1)
+        if len(of_batch) in (1, num_samples):
+            return of_batch.expand(num_samples)
+        if not len(of_batch) or num_samples % len(of_batch):
+            raise RowShapeError(
+                f"{self.path}: expected a whole number of ids or bags for each of the "
+                f"{len(of_batch)} times, got {num_samples}. Give a time for each of the first axis."
+            )
+        return of_batch.repeat_interleave(num_samples // len(of_batch))
+
 
 class MovedLookup(TableModule):
     """Base of what nn.Embedding and nn.EmbeddingBag become.
@@ -151,11 +151,10 @@ class MovedLookup(TableModule):
         num_embeddings: rows of the weight that it was made from; its table may hold more.
         embedding_dim: lanes of a row.
         padding_idx: the id that takes no gradient, and that bags leave out, or None.
-        unbounded: whether the ids come from `foreseen` instead of the argument.
-        foreseen: of the next lookups, in the order of the forward pass; each lookup takes one, if
-            there are any.
-        turns: the rows of this forward pass in train mode, where a step has mapped its ids; None =
-            each lookup looks up its own.
+        unbounded: whether the ids come from `computed` instead of the argument.
+        computed: of the next lookups, in the order of the forward pass, without `% bins`.
+        turns: what was mapped for the lookups of this forward pass in train mode, their rows or
+            their plans; None = each lookup maps its ids.
         times: int64 microseconds of the samples of this forward pass; None = there are none.
         performed: number of lookups in train mode so far.
     """
@@ -181,8 +180,8 @@ class MovedLookup(TableModule):
         self.norm_type = source.norm_type
         self.scale_grad_by_freq = False
         self.unbounded = False
-        self.foreseen: deque[Foreseen] = deque()
-        self.turns: Turns | None = None
+        self.computed: deque[Tensor] = deque()
+        self.turns: Turns[Tensor | Plan | None] | None = None
         self.times: Any = None
         self.performed = 0
         self.to(source.weight.device)
@@ -210,17 +209,6 @@ class MovedLookup(TableModule):
     def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
         """Return the results of a lookup from the rows of its ids, [m, dim]; see `pool`."""
 
-    def map_ids(self, ids: Ids, times: Any = None, queue: MapQueue | None = None) -> Plan:
-        """Map the ids of a coming lookup to rows, in train mode; see `TableModule.map`.
-
-        Args:
-            ids: the arguments of the lookup.
-            times: int64 microseconds of the samples of the batch, or None.
-            queue: maps them later; None = now.
-        """
-        bags = self.as_ids(ids.values, ids.offsets, ids.weights)
-        return self.map([bags], self._times_of(bags, times), training=True, queue=queue)
-
     def plain_weight(self) -> Tensor:
         """Return what evaluation reads for the ids of the weight, [num_embeddings, dim]."""
         rows = self.tables[0].lookup(np.arange(self.num_embeddings))
@@ -232,27 +220,26 @@ class MovedLookup(TableModule):
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
         check_transforms([self.tables[0].name], input)
         self.performed += self.training
-        first = self.foreseen.popleft() if self.foreseen else None
         if self.unbounded:
-            input = self._unbounded_ids(input, first)
+            input = self._unbounded_ids(input)
         ids = self.as_ids(input, offsets, weights)
+        share = None
         if self.turns is not None and self.training:
-            return ids, self.pooled_rows(ids, self.turns.take(self.path, ids.values))
-        if first is not None and first.plan is not None:
-            self._check_plan(ids, first.plan)
-            return ids, self.pool([ids], None, first.plan)
-        times = self._times_of(ids, self.times) if self.training else None
-        return ids, self.pool([ids], times)
+            share = self.turns.take(self.path, ids)
+        if isinstance(share, Tensor):
+            return ids, self.pooled_rows(ids, share.to(ids.values.device))
+        times = self.layout.of_samples(self.times, len(ids)) if self.training else None
+        return ids, self.pool([ids], times, share)
 
-    def _unbounded_ids(self, input: Tensor, first: Foreseen | None) -> Tensor:
+    def _unbounded_ids(self, input: Tensor) -> Tensor:
         """Return the ids of a lookup without the `% bins` at their end."""
-        if first is None:
+        if not self.computed:
             raise ConfigError(
                 f"{self.path}: its ids are computed from the arguments of the whole model "
                 "(unbounded), got a lookup outside of its forward pass. Call the model that "
                 "hb.auto returned."
             )
-        ids: Tensor = first.ids.values
+        ids = self.computed.popleft()
         if ids.shape != input.shape:
             raise ConfigError(
                 f"{self.path}: expected ids of shape {list(ids.shape)}, which were computed from "
@@ -260,41 +247,6 @@ class MovedLookup(TableModule):
                 "the ids from the batch alone."
             )
         return ids
-
-    def _check_plan(self, ids: Ids, plan: Plan) -> None:
-        """Raise ConfigError if a lookup asks for other ids than those that were mapped for it."""
-        (mapped,) = plan.inputs
-        parts = zip(_parts(ids), _parts(mapped), strict=True)
-        if not all(_equal(part, other) for part, other in parts):
-            raise ConfigError(
-                f"{self.path}: the forward pass looks up other ids than those that were computed "
-                f"from its batch, got {ids.values[:4].tolist()} … for "
-                f"{mapped.values[:4].tolist()} …. Train without hb.Ahead, or compute ids from the "
-                "batch alone."
-            )
-
-    def _times_of(self, ids: Ids, times: Any) -> Any:
-        """Return one time for each sample of `ids`, from those of the samples of the batch."""
-        if isinstance(times, CountedTimes):
-            return CountedTimes(
-                self._of_ids(ids, times.time) if self.layout.dated else None,
-                self._of_ids(ids, times.counted),
-            )
-        return self._of_ids(ids, times) if self.layout.dated else None
-
-    def _of_ids(self, ids: Ids, of_samples: Any) -> Tensor | None:
-        """Return the values of the samples of a batch for each sample of `ids`."""
-        if of_samples is None:
-            return None
-        moments = torch.as_tensor(of_samples).reshape(-1)
-        if len(moments) in (1, len(ids)):
-            return moments.expand(len(ids))
-        if not len(moments) or len(ids) % len(moments):
-            raise RowShapeError(
-                f"{self.path}: expected a whole number of ids or bags for each of the "
-                f"{len(moments)} times, got {len(ids)}. Give a time for each of the first axis."
-            )
-        return moments.repeat_interleave(len(ids) // len(moments))
 
     def _load_from_state_dict(
         self,
@@ -435,16 +387,6 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
                 f"{self.path}: torch takes per_sample_weights in mode 'sum' only, got "
                 f"{self.mode!r}. Leave them out."
             )
-
-
-def _parts(ids: Ids) -> tuple[Tensor | None, ...]:
-    return ids.values, ids.offsets, ids.weights
-
-
-def _equal(values: Tensor | None, others: Tensor | None) -> bool:
-    if values is None or others is None:
-        return values is others
-    return torch.equal(values, others.to(values.device))
 
 
 def become(source: Any, moved: MovedLookup) -> None:

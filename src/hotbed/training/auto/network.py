@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, CountedTimes, Ids, times_of
+from hotbed.data.batch import Batch, CountedTimes, times_of
 from hotbed.embedding.lookups import Plans
-from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.stages.network import ADAPTER, Arguments, NetworkAdapter
+from hotbed.training.stages.turns import Turns
 
 from .binding import bind
 from .conversion_report import EmbeddingEntry
-from .lookups import Foreseen, MovedLookup, Turns
+from .lookups import MovedLookup
 from .report import Report
 from .signature import Signature
 from .trace import IdGraph, inspect
@@ -43,6 +41,7 @@ class Converted:
         signature: of the model's arguments; None before the first batch.
         problem: why the signature is missing; "" if nothing is known.
         is_traced: whether calls of the model are those of a trace, which look nothing up.
+        expected: what the next forward pass in train mode takes; None = its lookups map their ids.
     """
 
     model: nn.Module
@@ -53,9 +52,9 @@ class Converted:
     signature: Signature | None = None
     problem: str = ""
     is_traced: bool = False
-    _turns: Turns | None = None
+    expected: Plans | None = None
+    _turns: Turns[Any] | None = None
     _graph: IdGraph | None = None
-    _expected: list[tuple[str, Foreseen]] | None = None
     _trained: bool = False  # whether the signature is that of a batch in training
 
     def id_graph(self) -> IdGraph:
@@ -108,70 +107,6 @@ class Converted:
         self._trained = True
         self._graph = graph.unbounded(sorted(self.unbounded))
 
-    def foresee(
-        self,
-        leaves: Sequence[Tensor],
-        maps: Container[str] = (),
-        times: Any = None,
-        queue: MapQueue | None = None,
-    ) -> list[tuple[str, Foreseen]]:
-        """Return the ids of lookups of a batch, in their order: of `unbounded` and of `maps`.
-
-        Args:
-            leaves: of the arguments, in the order of the signature.
-            maps: paths of the lookups whose ids are mapped to rows, as in train mode.
-            times: int64 microseconds of the samples, where no argument holds them.
-            queue: maps them later; None = now.
-        """
-        if self.times is not None and self.signature is not None and self._takes_times():
-            times = _with_times(times, leaves[self.signature.names.index(self.times)])
-        foreseen: list[tuple[str, Foreseen]] = []
-        try:
-            for path, ids in self.id_graph()(leaves):
-                if path in maps:
-                    plan = self.lookups[path].map_ids(ids, times, queue)
-                    foreseen.append((path, Foreseen(ids, plan)))
-                elif path in self.unbounded:
-                    foreseen.append((path, Foreseen(ids)))
-        except Exception:
-            for _, lookup in reversed(foreseen):
-                if lookup.plan is not None:
-                    lookup.plan.take_back()
-            raise
-        return foreseen
-
-    def ids_of(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[tuple[MovedLookup, Ids]]:
-        """Return the ids of the lookups of a batch; none before the first forward pass.
-
-        Args:
-            args: positional arguments of the model, or one `Batch`.
-            kwargs: its keyword arguments.
-
-        Raises:
-            HotbedError: the model cannot be traced, or the batch has another structure.
-        """
-        if self.signature is None:
-            return []
-        if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
-            args, kwargs = self.bind(args[0])
-        leaves = [leaf.cpu() for leaf in self.signature.leaves(args, kwargs, self.needed())]
-        if self.id_graph().misfit(leaves):
-            return []
-        with torch.no_grad():
-            return [
-                (self.lookups[path], self.lookups[path].as_ids(ids.values, ids.offsets, None))
-                for path, ids in self.id_graph()(leaves)
-            ]
-
-    def expect(self, foreseen: Sequence[tuple[str, Foreseen]] | None) -> None:
-        """Let the lookups of the next forward pass in train mode take what `foresee` returned.
-
-        None: they map the ids themselves.
-        """
-        self._expected = None if foreseen is None else list(foreseen)
-
     def bind(self, batch: Batch) -> Arguments:
         """Return the arguments of the model that hold the columns of a batch, as the first one."""
         bags: Container[str] = ()
@@ -182,23 +117,19 @@ class Converted:
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Prepare the lookups for a forward pass, and return the arguments of the model."""
         times = None
-        self._turns = None
-        if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
+        plans: Plans | None = None
+        if takes_batch(args, kwargs):
             times = times_of(args[0])
-            plans: Plans | None = args[0].plans
-            if plans is not None and plans.rows_of is not None and self.model.training:
-                self._turns = plans.rows_of(plans)
+            plans = args[0].plans
             args, kwargs = self.bind(args[0])
         self.learn_signature(args, kwargs)
-        expected: list[tuple[str, Foreseen]] = []
-        if self.model.training and self._expected is not None:
-            expected = self._expected
-            self._expected = None
+        self._turns = self._turns_of(plans) if self.model.training else None
         times = self.times_of(args, kwargs, times)
-        for lookup in self.lookups.values():
+        for path, lookup in self.lookups.items():
+            has_turn = self._turns is not None and self._turns.serves(path)
             lookup.times = times
-            lookup.turns = self._turns
-            lookup.foreseen.clear()
+            lookup.turns = self._turns if has_turn else None
+            lookup.computed.clear()
         if self.unbounded:
             leaves = self._known_signature().leaves(args, kwargs, self.needed())
             misfit = self.id_graph().misfit(leaves)
@@ -207,10 +138,23 @@ class Converted:
                     f"hb.auto: ids without '% bins' cannot be computed for this batch, got: "
                     f"{misfit}. Bring batches of such sizes, or leave unbounded out."
                 )
-            expected = _with_ids(self.foresee(leaves), expected)
-        for path, foreseen in expected:
-            self.lookups[path].foreseen.append(foreseen)
+            for path, ids in self.id_graph()(leaves):
+                if path in self.unbounded:
+                    self.lookups[path].computed.append(ids.values)
         return args, kwargs
+
+    def _turns_of(self, plans: Plans | None) -> Turns[Any] | None:
+        """Return what the lookups of a forward pass take; `plans`: of its batch."""
+        if plans is None:
+            plans = self.expected
+        self.expected = None
+        return None if plans is None or plans.rows_of is None else plans.rows_of(plans)
+
+    def times_in(self, leaves: Sequence[Tensor], others: Any) -> Any:
+        """Return the times of the samples among leaves, else `others`, those of the batch."""
+        if self.signature is None or self.times not in self.signature.names:
+            return others
+        return _with_times(others, leaves[self.signature.names.index(self.times)])
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Any = None) -> Any:
         """Return the times of the samples among the arguments of a call; None if there are none.
@@ -237,20 +181,14 @@ class Converted:
         return self.signature is not None and self.times in self.signature.names
 
     def leave(self) -> None:
-        """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""
-        if self._turns is not None:
-            self._turns.check_taken(may_skip=False)
+        """Raise ConfigError if a lookup whose ids were mapped before did not take place."""
+        turns = self._turns
         self._turns = None
-        for path, lookup in self.lookups.items():
-            left = [foreseen for foreseen in lookup.foreseen if foreseen.plan is not None]
-            lookup.foreseen.clear()
+        for lookup in self.lookups.values():
+            lookup.computed.clear()
             lookup.turns = None
-            if left:
-                raise ConfigError(
-                    f"{path}: the forward pass looks up less than was computed from its batch, got "
-                    f"{len(left)} lookups that did not take place. Train without hb.Ahead, or "
-                    "look up the same for every batch."
-                )
+        if turns is not None:
+            turns.check_taken(may_skip=False)
 
     def learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Learn the signature from the first batch, and anew from the first one in training."""
@@ -274,24 +212,6 @@ def _with_times(others: Any, times: Any) -> Any:
     return CountedTimes(times, others.counted) if isinstance(others, CountedTimes) else times
 
 
-def _with_ids(
-    ids: Sequence[tuple[str, Foreseen]], plans: Sequence[tuple[str, Foreseen]]
-) -> list[tuple[str, Foreseen]]:
-    """Return `ids`, those of this forward pass, with the plans of lookups that were mapped ahead.
-
-    Plans of other lookups come behind; a lookup compares its ids with those of its plan.
-    """
-    looked_up = {path for path, _ in ids}
-    waiting: dict[str, deque[Foreseen]] = {}
-    for path, planned in plans:
-        waiting.setdefault(path, deque()).append(planned)
-    merged = []
-    for path, foreseen in ids:
-        plan = waiting[path].popleft().plan if waiting.get(path) else None
-        merged.append((path, Foreseen(foreseen.ids, plan)))
-    return merged + [(path, planned) for path, planned in plans if path not in looked_up]
-
-
 def converted(model: nn.Module) -> Converted | None:
     """Return the state of a model that `hb.auto` converted; None for other models."""
     state: Converted | None = model.__dict__.get(STATE)
@@ -308,6 +228,11 @@ def attach(state: Converted, adapter: NetworkAdapter) -> None:
         return
     model.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)
     model.register_forward_hook(_leave)
+
+
+def takes_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a model is called with one `Batch`, whose columns are its arguments."""
+    return len(args) == 1 and not kwargs and isinstance(args[0], Batch)
 
 
 def arguments_of(model: nn.Module, batch: Any) -> Arguments:

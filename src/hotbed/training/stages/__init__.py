@@ -11,12 +11,11 @@ division.py       Division: in how many parts a step computes its batch, and on 
 grains.py         Grains: a pass for each grain of a batch, and what joins what they leave
 learner.py        StepLearner: forward, backward and update
 map_stage.py      MapStage: decides how far ids are mapped, and lets a thread map them
-mapper.py         Mapper: maps the ids of a network's batches before its forward pass, or ahead
-network.py        what the loop asks of a network that it does not call with a batch as it is
+network.py        what the loop asks of a network: which ids it looks up, and how it is called
 one_pass.py       which models are scored by the forward pass that learns
 passes.py         Passes: how a batch goes through the network; NetworkPass, the whole batch
-planner.py        Planner: asks for the ids of batches, for the collections of a network
+planner.py        Planner: maps the ids of batches before the forward pass, now or ahead
 recorded.py       the lookups of a network over hb.Embedding, as its forward pass asks for them
 scorer.py         scoring without learning: evaluation, prediction, predict-then-learn
-turns.py          lookups that are mapped before the forward pass, which takes their rows in turn
+turns.py          Turns: what was mapped for the lookups of a forward pass, in their order
 """

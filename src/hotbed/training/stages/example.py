@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotbed.data.batch import Batch, Ids, changed
+from hotbed.embedding.lookups import Plans
 from hotbed.errors import ConfigError, DataError
 
 from .network import NetworkLookups, adapter_of
@@ -44,7 +45,7 @@ class Example:
     device: torch.device = CPU
     keywords: Mapping[str, Any] = field(default_factory=dict)  # only of networks with adapters
     time: Any = None  # int64 microseconds of the samples
-    foreseen: Any = None  # what a mapper of the network's own mapped ahead, for its lookups
+    plans: Plans | None = None  # of its ids, which are mapped before their lookup
     error: Exception | None = None  # why it could not be read, or its ids not be mapped ahead
     computed: Batch | None = None  # the ids that the network computes; None = those of the batch
     is_bound: bool = False  # whether the adapter of a network made the arguments of a tuple
@@ -157,30 +158,26 @@ class Example:
         batch = Batch(dense=tensors, num_samples=self.num_samples)
         return changed(self, {"batch": batch, "structure": structure})
 
-    def planned(self, plans: Any, error: Exception | None = None) -> Example:
-        """Return the same samples with the plans of their lookups, for an example of a `Batch`.
+    def planned(self, plans: Plans) -> Example:
+        """Return the same samples with the plans of their lookups."""
+        planned = changed(self, {"plans": plans, "error": plans.error or self.error})
+        return planned if self.batch is None else planned.of(changed(self.batch, {"plans": plans}))
 
-        `error`: why their ids could not be mapped.
-        """
-        assert self.batch is not None
-        planned = self.of(changed(self.batch, {"plans": plans}))
-        return planned if error is None else changed(planned, {"error": error})
-
-    def foreseen_by(self, lookups: NetworkLookups) -> Example:
-        """Return the same samples with the ids that a network looks up, for a `Batch`."""
-        assert self.batch is not None
+    def foreseen_by(self, lookups: NetworkLookups) -> Example | None:
+        """Return the same samples with the ids that a network looks up; None: it must tell."""
         if self.computed is not None:
             return self
         computed = lookups.of(self)
+        if computed is None:
+            return None
         return self if computed is self.batch else changed(self, {"computed": computed})
 
     @property
     def looked_up(self) -> Batch:
-        """The ids that the network looks up, with their plans, for an example of a `Batch`."""
-        assert self.batch is not None
-        if self.computed is None:
-            return self.batch
-        return changed(self.computed, {"plans": self.batch.plans})
+        """The ids that the network looks up, after `foreseen_by`."""
+        looked_up = self.batch if self.computed is None else self.computed
+        assert looked_up is not None, "the ids are known"
+        return looked_up
 
     @property
     def everything(self) -> tuple[Any, ...]:
@@ -326,7 +323,14 @@ def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 def _of_batch(batch: Batch, device: torch.device) -> Example:
     whole = batch if batch.whole is None else batch.whole
     return Example(
-        (batch,), _labels_of(whole), whole.weight, whole.num_samples, batch, device, time=whole.time
+        (batch,),
+        _labels_of(whole),
+        whole.weight,
+        whole.num_samples,
+        batch,
+        device,
+        time=whole.time,
+        plans=batch.plans,
     )
 
 

@@ -15,8 +15,8 @@ from hotbed.embedding.modules import EmbeddingCollection, TableModule, table_mod
 from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import HotbedError
-from hotbed.training.stages.example import CPU, Example, from_array, prepare
-from hotbed.training.stages.network import NetworkAdapter, adapter_of
+from hotbed.training.stages.example import CPU, Example, prepare
+from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 
 log = logging.getLogger("hotbed")
 
@@ -42,12 +42,17 @@ class Fetcher:
     """
 
     def __init__(self, network: nn.Module, modules: Iterable[TableModule]) -> None:
-        self._network = network
-        self._features = {module: _DiskFeatures(module) for module in modules}
-        self._adapter = adapter_of(network)
+        adapter = adapter_of(network)
+        self._features = {module.layout: _DiskFeatures(module) for module in modules}
+        self._lookups: NetworkLookups = BatchLookups(
+            module for module in modules if isinstance(module, EmbeddingCollection)
+        )
+        if adapter is not None:
+            self._lookups = adapter.lookups(by_grains=False)
         self._thread = ThreadPoolExecutor(1, "hotbed-fetch")
         self._waiting: dict[int, tuple[Coming, Future[None]]] = {}  # by the identity of the batch
         self._problem = ""  # the first one, which is logged
+        self._is_known = True  # whether ids are known before the forward pass
         self.depth = max(features.depth for features in self._features.values())
 
     @staticmethod
@@ -79,39 +84,26 @@ class Fetcher:
         self._thread.shutdown(cancel_futures=True)
         self._waiting = {}
 
-    def _ids_of(self, coming: Coming) -> list[tuple[TableModule, Sequence[Ids]]]:
-        """Return the ids of each feature of the modules that are known before the lookup."""
-        if self._adapter is not None:
-            return self._computed(self._adapter, coming)
-        batch = coming.batch if isinstance(coming, Example) else coming
-        if batch is None:
-            return []
-        return [
-            (module, module.inputs_of(batch))
-            for module in self._features
-            if isinstance(module, EmbeddingCollection)
-            and all(feature.name in batch.ids for feature in module.features)
-        ]
-
-    def _computed(
-        self, adapter: NetworkAdapter, coming: Coming
-    ) -> list[tuple[TableModule, Sequence[Ids]]]:
-        example = coming
-        if self._problem:  # a model that cannot be traced is not traced again
-            return []
-        if isinstance(example, Batch):
-            example = prepare(example, CPU, labelled=False, network=self._network)
+    def _ids_of(self, coming: Coming) -> list[tuple[_DiskFeatures, Sequence[Ids]]]:
+        """Return the ids of lookups in tables that read ahead, as far as they are known now."""
+        ids = None
+        if isinstance(coming, Batch):
+            coming = prepare(coming, CPU, labelled=False)
         try:
-            computed = adapter.ids_of(example.arguments, example.keywords)
+            if self._is_known:
+                ids = self._lookups.of(coming)
         except HotbedError as error:
+            self._is_known = False  # a model that cannot be traced is not traced again
             self._note(error)
+        if ids is None:
             return []
-        return [(module, [ids]) for module, ids in computed if module in self._features]
+        modules = [module for module in self._lookups.modules if module.layout in self._features]
+        return [(self._features[module.layout], module.inputs_of(ids)) for module in modules]
 
-    def _fetch(self, lookups: Sequence[tuple[TableModule, Sequence[Ids]]]) -> None:
+    def _fetch(self, lookups: Sequence[tuple[_DiskFeatures, Sequence[Ids]]]) -> None:
         try:
-            for module, inputs in lookups:
-                self._features[module].fetch(inputs)
+            for features, inputs in lookups:
+                features.fetch(inputs)
         except Exception as error:  # the lookup raises it again
             self._note(error)
 
@@ -139,7 +131,7 @@ class _DiskFeatures:
         self.depth = max(map(_depth, tables), default=0)
 
     def fetch(self, inputs: Sequence[Ids]) -> None:
-        ids = [inputs[number].map_arrays(from_array) for number in self._numbers]
+        ids = [inputs[number] for number in self._numbers]
         self._module.lookup.fetch(self._layout, ids)
 
 

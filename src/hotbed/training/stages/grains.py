@@ -22,7 +22,7 @@ from hotbed.training.stages.division import Division
 from hotbed.training.stages.example import CPU, Example, misfits_named
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 from hotbed.training.stages.passes import NetworkPass, Passes
-from hotbed.training.stages.planner import Planner, ask_for_grains
+from hotbed.training.stages.planner import Planner, asked_by_grains
 from hotbed.training.stages.recorded import RecordedLookups
 
 SEEDS = 2**62
@@ -112,7 +112,7 @@ class Grains(Passes):
         if adapter is None:
             self._lookups = _lookups_of(network, self._call_with)
         else:
-            self._lookups = adapter.lookups()
+            self._lookups = adapter.lookups(by_grains=True)
         self.planner = Planner(self._lookups, agreed)
         self._joined: Gradients | None = None
         self._weights = BatchWeights({}, {})
@@ -146,7 +146,7 @@ class Grains(Passes):
     @property
     def _collections(self) -> Sequence[EmbeddingCollection]:
         """The collections of the network; of some networks after the first batch."""
-        return self._lookups.collections
+        return self._lookups.modules
 
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
@@ -230,26 +230,25 @@ class Grains(Passes):
         A batch that is not asked for is now. A module in eval mode has no plan. None is a grain
         that is not computed here.
         """
-        example = example.foreseen_by(self._lookups)
-        batch = example.batch
-        assert batch is not None, "the loop divides batches"
-        plans: Plans | None = batch.plans
+        foreseen = example.foreseen_by(self._lookups)
+        assert foreseen is not None, "its ids are known"
+        assert foreseen.batch is not None, "the loop divides batches"
+        plans = foreseen.plans
         if plans is None:
-            plans = Plans(example.looked_up.ids)
-            ask_for_grains(plans, self._lookups, example, self._agreed)
-        self._weights = BatchWeights.of(batch)
-        grains = example.grains_of(self._dense.grains)
+            plans = asked_by_grains(self._lookups, foreseen, self._agreed)
+        self._weights = BatchWeights.of(foreseen.batch)
+        grains = foreseen.grains_of(self._dense.grains)
         if self._weights.weights:
             grains = [
                 None if grain is None else self._weights.with_leaves(grain) for grain in grains
             ]
         shares = [
             None if ids is None else Plans(ids.ids, self._lookups.rows_of)
-            for ids in _looked_up(example, grains)
+            for ids in _looked_up(foreseen, grains)
         ]
         plans.divide(shares)
         return plans, [
-            None if grain is None else grain.planned(share)
+            None if grain is None or share is None else grain.planned(share)
             for grain, share in zip(grains, shares, strict=True)
         ]
 
@@ -346,9 +345,9 @@ class Grains(Passes):
 
     def _check_followed(self, grain: Example) -> None:
         """Raise ConfigError if the network did not look up the ids of a grain as they were."""
-        assert grain.batch is not None
+        assert grain.plans is not None, "its ids are mapped"
         for module in self._collections:
-            if module.training and not grain.batch.plans.followed(module):
+            if module.training and not grain.plans.followed(module):
                 tables = [table.name for table in module.tables]
                 raise ConfigError(
                     f"grains: a step by grains maps the ids of a batch once, got a network that "

@@ -38,8 +38,9 @@ from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.division import Division
 from hotbed.training.stages.example import CPU, Example, misfits_named
 from hotbed.training.stages.grains import Grains, check_grains
-from hotbed.training.stages.mapper import Mapper, is_mapped_first, mapper_of
+from hotbed.training.stages.network import adapter_of, looks_up_once
 from hotbed.training.stages.passes import NetworkPass, Passes, own_loss
+from hotbed.training.stages.planner import Planner
 
 
 class Update(Protocol):
@@ -49,7 +50,7 @@ class Update(Protocol):
         planner: maps ids before the forward pass; None if the forward pass maps all ids.
     """
 
-    planner: Mapper | None
+    planner: Planner | None
 
     def forward(self, example: Example) -> Tensor:
         """Run the network on an example and return the loss, a scalar tensor.
@@ -122,14 +123,14 @@ class StepLearner:
         self.shard = division.shard
         self._dense_part = division.dense
         self.passes: Passes = self.network_pass
-        self.planner: Mapper | None = None
+        self.planner: Planner | None = None
         if self.grains > 1:
             self.passes = grains = Grains(self.network_pass, division, self._agreed)
             self.planner = grains.planner
         elif isinstance(way, Compile):
             self.network_pass.call = way.compiled(network)
-        elif is_mapped_first(network):
-            self.planner = mapper_of(network)
+        elif adapter_of(network) is not None or looks_up_once(network):
+            self.planner = Planner.of(network)
         self.forward = self.passes.forward
         self.backward = self.passes.backward
 
@@ -312,7 +313,7 @@ class SelfUpdating:
         self.device = device_of(network)
         self.dense = None
         self.sparse = None
-        self.planner: Mapper | None = None
+        self.planner: Planner | None = None
         self.grains = 1
         self.own_grains: range | None = None
         self.shard: Shard = WHOLE

@@ -16,7 +16,7 @@ from hotbed.embedding.table import MapQueue
 from hotbed.training.stages.example import Example
 
 from .fetcher import Fetcher
-from .mapper import Mapper
+from .planner import Planner
 
 Barrier = Callable[[int, int | None], bool]
 """barrier(step, now): whether tables are read or changed between this step and the next one.
@@ -46,7 +46,7 @@ class MapStage:
         examples: closed at the end.
         data: what the examples come from. A Dataset reads ahead itself; for other data a thread
             does, so that a step never waits for the example after it.
-        mapper: maps the ids.
+        planner: maps the ids.
         depth: how many examples are read and mapped ahead; 0 = none.
         barrier: see `Barrier`; asked once a step at most, with rising steps.
         step: number of steps that were learned before this pass.
@@ -60,7 +60,7 @@ class MapStage:
         self,
         examples: Generator[Example | None, None, None],
         data: Any,
-        mapper: Mapper | None,
+        planner: Planner | None,
         depth: int,
         barrier: Barrier,
         step: int,
@@ -68,7 +68,7 @@ class MapStage:
     ) -> None:
         self.ahead = 0
         self._fetcher: Fetcher | None = None
-        self._mapper = mapper
+        self._planner = planner
         self._depth = depth
         self._barrier = barrier
         self._blocked = -1  # the step of the barrier in front
@@ -82,12 +82,12 @@ class MapStage:
         self._queue: MapQueue | None = None
         if isinstance(data, Dataset) and data.prefetch:
             self._reader = data
-        elif depth and mapper is not None and not mapper.waits:
+        elif depth and planner is not None and not planner.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
         if depth:
             self._queue = MapQueue()
-        if mapper is not None:
-            mapper.begin(ahead=depth > 0, queue=self._queue)
+        if planner is not None:
+            planner.begin(ahead=depth > 0, queue=self._queue)
 
     def __iter__(self) -> MapStage:
         return self
@@ -107,9 +107,9 @@ class MapStage:
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
         """Statistics of the tables that are mapped ahead, as they are without later examples."""
-        if self._mapper is None or self._current.example is None:
+        if self._planner is None or self._current.example is None:
             return {}
-        return self._mapper.statistics(self._current.example)
+        return self._planner.statistics(self._current.example)
 
     def fetch_for(self, network: nn.Module) -> None:
         """Let tables of a network that lie on a disk read the rows of coming batches."""
@@ -123,7 +123,7 @@ class MapStage:
         """
         self._current.example = example
         self._fetch()
-        if self._queue is None or self._mapper is None or not self._mapper.foresees:
+        if self._queue is None or self._planner is None or not self._planner.foresees:
             return
         self._read_ahead()
         before = self._current
@@ -146,11 +146,11 @@ class MapStage:
             self._fetcher.close()
         if self._queue is not None:
             self._queue.close()
-            assert self._mapper is not None
+            assert self._planner is not None
             mapped = [place for place in self._waiting if place.is_mapped]
             for place in (*reversed(mapped), self._current):  # that one was mapped in its turn, too
                 if place.example is not None:
-                    self._mapper.take_back(place.example)
+                    self._planner.take_back(place.example)
             self._waiting.clear()
             self.ahead = 0
         self._examples.close()
@@ -172,9 +172,9 @@ class MapStage:
 
     def _read_ahead(self) -> None:
         """Read examples up to the depth: those that can be had without waiting, or all."""
-        assert self._mapper is not None
+        assert self._planner is not None
         while len(self._waiting) < self._depth and self._error is None:
-            if not self._mapper.waits and self._reader is not None and not self._reader.has_next:
+            if not self._planner.waits and self._reader is not None and not self._reader.has_next:
                 return
             try:
                 self._waiting.append(self._read())
@@ -192,11 +192,11 @@ class MapStage:
 
     def _map(self, place: _ReadExample, step: int, now: int | None) -> None:
         """Give an example to the thread, unless a barrier lies before it, after `step`."""
-        assert self._mapper is not None
+        assert self._planner is not None
         example = place.example
         if example is None or place.is_declined or self._is_barrier(step, now):
             return
-        place.example = self._mapper.plan(example)
+        place.example = self._planner.plan(example)
         place.is_declined = place.example is example
         place.is_mapped = not place.is_declined
         self.ahead += place.is_mapped
@@ -209,8 +209,8 @@ class MapStage:
     def _later(self, now: int | None, place: _ReadExample) -> int | None:
         """Return the newest event time up to an example."""
         latest = None
-        if self._mapper is not None and place.example is not None:
-            latest = self._mapper.latest(place.example)
+        if self._planner is not None and place.example is not None:
+            latest = self._planner.latest(place.example)
         if latest is None or now is None:
             return now if latest is None else latest
         return max(now, latest)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planner: asks for the ids of batches, for the collections of a network."""
+"""Planner: maps the ids of a network's batches before its forward pass, now or ahead."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,39 +14,31 @@ from torch import nn
 from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plans, WantedRows
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
-from hotbed.embedding.policy import Lfu, Lru
-from hotbed.embedding.table import MapQueue, Table
+from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 from hotbed.parallel import FAULT, portable
 from hotbed.training.stages.example import Example
-from hotbed.training.stages.network import BatchLookups, NetworkLookups
-
-log = logging.getLogger("hotbed")
+from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 
 Agreed = Callable[[Batch], Mapping[str, Any]]
 """Returns what all processes must have alike in the step of a batch."""
 
 
 class Planner:
-    """A `Mapper` of a network that is called with a `Batch`: it asks for the ids of collections.
+    """Maps the ids of batches to rows, in the order of the batches.
 
-    `map` asks for those of a collection that is in train mode, and looked up the ids of the batch
-    before as they are, exactly once. All others map in their forward pass. Results have the same
-    bits either way. `plan` asks for batches that come later.
-
-    A step by grains asks for all ids itself, and refuses a network that looks up others. There,
-    batches are asked for here only if they are mapped ahead.
+    `map` asks for the ids of a batch when its turn has come, `plan` for those of a batch that comes
+    later. What they do not ask for is mapped in the forward pass. Results have the same bits either
+    way. A step by grains asks for all ids itself, but for batches that are mapped ahead.
 
     Args:
-        lookups: of the network; their collections share no table with another module.
+        lookups: of the network; no other module looks up in their tables.
         agreed: of a step by grains; None = the batch is not divided.
     """
 
     def __init__(self, lookups: NetworkLookups, agreed: Agreed | None = None) -> None:
         self._lookups = lookups
         self._agreed = agreed
-        self._strayed: set[EmbeddingCollection] = set()
-        self._last = Plans({})
         self._foresees = False
         self._queue: MapQueue | None = None
 
@@ -57,22 +48,20 @@ class Planner:
 
     @staticmethod
     def of(network: nn.Module) -> Planner:
-        """Return a planner of the collections of a network that share no table."""
+        """Return the planner of a network in steps over whole batches."""
+        adapter = adapter_of(network)
+        if adapter is not None:
+            return Planner(adapter.lookups(by_grains=False))
         modules = table_modules(network)
         owners = Counter(id(table) for module in modules for table in module.tables)
         return Planner(
             BatchLookups(
-                [
-                    module
-                    for module in modules
-                    if isinstance(module, EmbeddingCollection)
-                    and all(owners[id(table)] == 1 for table in module.tables)
-                ]
+                module
+                for module in modules
+                if isinstance(module, EmbeddingCollection)
+                and all(owners[id(table)] == 1 for table in module.tables)
             )
         )
-
-    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
-        self._queue = queue
 
     @property
     def waits(self) -> bool:
@@ -81,123 +70,122 @@ class Planner:
 
     @property
     def foresees(self) -> bool:
-        """Whether later batches may be mapped now.
-
-        The network looked up the ids of the batch before the last one as they were, exactly once.
-        """
+        """Whether later batches may be mapped now, after the `map` of the current one."""
         return self._foresees
+
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
+        """Prepare a pass over data.
+
+        Args:
+            ahead: whether batches are to be mapped before their forward pass.
+            queue: maps them, while earlier batches train; None = they are mapped at once.
+        """
+        self._foresees = False
+        self._queue = queue
+        self._lookups.begin(ahead=ahead)
 
     def obstacle(self) -> str:
         """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
-        if not self._lookups.tables:
-            return "no EmbeddingCollection with tables of its own"
-        if self._lookups.runs_network:
-            return "the ids of its lookups are those of a forward pass"
-        return obstacle_of(self._lookups.tables)
+        return self._lookups.obstacle()
 
     def map(self, example: Example) -> Example:
+        """Prepare the forward pass that follows; an example that `plan` mapped keeps its plans.
+
+        Call it once an example, in order, after everything that must see the tables as they were.
+
+        Raises:
+            HotbedError: the ids of this example cannot be mapped, now or in `plan`.
+        """
         by_grains = self._agreed is not None
-        if example.batch is None or (by_grains and self._queue is None):
+        if by_grains and self._queue is None:
             return example
-        self._forget_strays()
-        plans: Plans | None = example.batch.plans
-        if plans is None:
-            example = example.foreseen_by(self._lookups)
-        followed = [module for module in self._collections if by_grains or self._followed(module)]
-        self._foresees = bool(followed) and len(followed) == len(self._collections)
-        if plans is None:
-            plans = Plans(example.looked_up.ids)
-            self._ask(plans, followed, example)
-            example = example.planned(plans)
+        modules = self._lookups.modules if by_grains else self._lookups.followed(example)
+        if example.plans is None and modules is not None:
+            example = self._asked(example, modules)
+        plans = example.plans
+        num_asked = 0 if plans is None or modules is None else len(modules)
+        self._foresees = 0 < num_asked == len(self._lookups.modules)
         if not by_grains:
-            self._last = plans
-        plans.wait()
+            self._lookups.expect(plans)
+        if plans is not None:
+            plans.wait()
         return example
 
     def plan(self, example: Example) -> Example:
-        if example.batch is None:
-            return example
-        plans = Plans({})
+        """Map the ids of a later example, or let the queue map them.
+
+        An error is kept, and raised by `map` when the turn of this example comes. An example that
+        is returned as it is cannot be mapped before its forward pass.
+        """
         try:
-            example = example.foreseen_by(self._lookups)
-            plans.ids = example.looked_up.ids
-            self._ask(plans, self._collections, example)
+            return self._asked(example, self._lookups.modules)
         except Exception as error:
-            plans.error = error
-        return example.planned(plans, plans.error)
+            return example.planned(Plans({}, error=error))
 
     def take_back(self, example: Example) -> None:
-        if example.batch is not None and example.batch.plans is not None:
-            example.batch.plans.take_back()
+        """Make the tables what they were before the ids of an example were mapped ahead.
+
+        Examples that were mapped later are taken back first. An example that was looked up stays.
+        """
+        if example.plans is not None:
+            example.plans.take_back()
 
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
-        if example.batch is None or example.batch.plans is None:
-            return {}
-        statistics: dict[str, dict[str, int]] = example.batch.plans.statistics()
-        return statistics
+        """Return the statistics of the tables by name, as they are after the map of an example."""
+        return {} if example.plans is None else example.plans.statistics()
 
     def latest(self, example: Example) -> int | None:
-        return example.latest
+        """Return the newest event time of an example in microseconds; None without times."""
+        return self._lookups.latest(example)
 
-    @property
-    def _collections(self) -> list[EmbeddingCollection]:
-        every = self._lookups.collections
-        return [collection for collection in every if collection not in self._strayed]
+    def _asked(self, example: Example, modules: Sequence[Any]) -> Example:
+        """Return an example whose ids were asked for; itself if they are not known before.
 
-    def _ask(
-        self, plans: Plans, collections: Sequence[EmbeddingCollection], example: Example
-    ) -> None:
+        `modules`: of the lookups; a step by grains asks for all.
+        """
+        foreseen = example.foreseen_by(self._lookups)
+        if foreseen is None:
+            return example
         if self._agreed is not None:
-            ask_for_grains(plans, self._lookups, example, self._agreed, self._queue)
+            plans = asked_by_grains(self._lookups, foreseen, self._agreed, self._queue)
         else:
-            plans.ask(collections, WantedRows(times_of(example.looked_up), queue=self._queue))
-
-    def _followed(self, collection: EmbeddingCollection) -> bool:
-        return collection.training and self._last.followed(collection)
-
-    def _forget_strays(self) -> None:
-        for module in self._last.left():
-            self._strayed.update(c for c in self._collections if c is module)
-            tables = ", ".join(table.name for table in module.layout.tables)
-            log.warning(
-                "tables %s: the network did not look up the ids of a batch that were mapped for it,"
-                " as it did before; from now on they are mapped when they are looked up",
-                tables,
-            )
+            batch = foreseen.looked_up
+            plans = Plans(batch.ids, self._lookups.rows_of)
+            plans.ask(modules, WantedRows(times_of(batch), queue=self._queue))
+        return foreseen.planned(plans)
 
 
-def ask_for_grains(
-    plans: Plans,
-    lookups: NetworkLookups,
-    example: Example,
-    agreed: Agreed,
-    queue: MapQueue | None = None,
-) -> None:
-    """Ask for the ids of a batch that is divided, for all collections in train mode.
+def asked_by_grains(
+    lookups: NetworkLookups, example: Example, agreed: Agreed, queue: MapQueue | None = None
+) -> Plans:
+    """Ask for the ids of a batch that is divided, for all modules in train mode.
 
     Args:
-        plans: of the batch.
         lookups: of the network.
         example: of the batch, whose ids are computed.
         agreed: what all processes must have alike in its step.
         queue: see `WantedRows`.
 
     Raises:
-        ConfigError: a collection in eval mode has rows that several processes share.
+        ConfigError: a module in eval mode has rows that several processes share.
         HotbedError: a process could not read its part of the batch.
     """
     batch = example.looked_up
     assert example.batch is not None, "the loop divides batches"
-    for module in lookups.collections:
+    for module in lookups.modules:
         if not module.training and module.lookup.spans_ranks:
             raise ConfigError(
                 f"ranks: all ranks look up each step together, got tables "
                 f"{[table.name for table in module.tables]} in eval mode. Set "
                 'table.frozen = "all" instead.'
             )
-    modules = [module for module in lookups.collections if module.training]
+    plans = Plans(batch.ids)
     values = partial(_agreed_in, example, agreed)
-    plans.ask(modules, WantedRows(times_of(batch), True, queue, batch.grain_ends, values))
+    plans.ask(
+        [module for module in lookups.modules if module.training],
+        WantedRows(times_of(batch), True, queue, batch.grain_ends, values),
+    )
+    return plans
 
 
 def _agreed_in(example: Example, agreed: Agreed) -> Mapping[str, Any]:
@@ -206,22 +194,3 @@ def _agreed_in(example: Example, agreed: Agreed) -> Mapping[str, Any]:
     if example.error is not None:
         return {FAULT: portable(example.error)}
     return agreed(example.batch)
-
-
-def obstacle_of(tables: Iterable[Table]) -> str:
-    """Return why ids of these tables cannot be mapped before earlier updates; "" if they can."""
-    for table in tables:
-        if table.clock == "steps":
-            return f"the policies of table {table.name!r} count its steps"
-        if table.rule.moves_new_rows:
-            return (
-                f"the rule of table {table.name!r} decays rows without a gradient (scope "
-                f"{table.rule.scope!r}), and a new row must not miss or repeat a step"
-            )
-        is_bounded = any(isinstance(policy, (Lfu, Lru)) for policy in table.evictions)
-        if is_bounded and table.rule.scope != "touched":
-            return (
-                f"the rule of table {table.name!r} has the scope {table.rule.scope!r}, and a row "
-                "that the full table removes must not miss a step"
-            )
-    return ""

@@ -18,7 +18,7 @@ from hotbed.embedding.modules.flow import Flow, FlowModule, with_flow
 from hotbed.errors import ConfigError
 
 from .example import Example
-from .turns import LookupsInTurn, RowsInTurn, bags_of_samples
+from .turns import LookupsInTurn, Turns, bags_of_samples
 
 
 class RecordedLookups(LookupsInTurn):
@@ -34,8 +34,6 @@ class RecordedLookups(LookupsInTurn):
         call: calls it with an example.
     """
 
-    runs_network = True
-
     def __init__(self, network: nn.Module, call: Callable[[Example], Any]) -> None:
         modules = {
             path or "network": module
@@ -46,6 +44,9 @@ class RecordedLookups(LookupsInTurn):
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
         self._call = call
         self._path_of: dict[FlowModule, str] = {module: path for path, module in modules.items()}
+
+    def obstacle(self) -> str:
+        return "the ids of its lookups are those of a forward pass"
 
     def of(self, example: Example) -> Batch:
         """Return the ids of each lookup, as the forward pass of each grain computes them.
@@ -76,9 +77,9 @@ class RecordedLookups(LookupsInTurn):
     @contextmanager
     def in_turn(self, grain: Example) -> Iterator[None]:
         """Let the lookups of a grain's forward pass take the rows that were mapped for them."""
-        assert grain.batch is not None, "the loop divides batches"
-        turns = self.rows_of(grain.batch.plans)
-        training = [module for module in self._modules.values() if module.training]
+        assert grain.plans is not None, "its ids are mapped"
+        turns = self.rows_of(grain.plans)
+        training = [module for module in self._by_path.values() if module.training]
         with with_flow(_InTurn(turns, self._path_of), training):
             yield
         turns.check_taken(may_skip=False)
@@ -86,7 +87,7 @@ class RecordedLookups(LookupsInTurn):
     def _record(self, grain: Example) -> list[tuple[str, Ids]]:
         """Return the lookups of a forward pass: their paths and ids."""
         recording = _LookupRecorder(self._path_of, grain, len(self._paths))
-        with with_flow(recording, self._modules.values()), suppress(_AllRecorded):
+        with with_flow(recording, self._by_path.values()), suppress(_AllRecorded):
             self._call(grain)
         return recording.lookups
 
@@ -153,7 +154,7 @@ class _LookupRecorder(Flow):
 class _InTurn(Flow):
     """Lets each lookup take the rows that were mapped for it."""
 
-    def __init__(self, turns: RowsInTurn, path_of: Mapping[FlowModule, str]) -> None:
+    def __init__(self, turns: Turns[Tensor], path_of: Mapping[FlowModule, str]) -> None:
         self._turns = turns
         self._path_of = path_of
 
@@ -161,7 +162,7 @@ class _InTurn(Flow):
         self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         path = self._path_of[module]
-        return _pooled(self._turns.take(path, int64(inputs[0].values, path)))
+        return _pooled(self._turns.take(path, Ids(int64(inputs[0].values, path))))
 
 
 def _pooled(rows: Tensor) -> Pooled:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LookupsInTurn: lookups whose ids are mapped before the forward pass, which takes their rows."""
+"""Turns: what was mapped for the lookups of a forward pass, which take it in their order."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from hotbed.embedding.lookups import Feature, Plans
 from hotbed.embedding.modules import EmbeddingCollection, TableModule
 from hotbed.errors import ConfigError
 
-from .example import Example
+from .network import NetworkLookups
+
+T = TypeVar("T")
 
 
 def features_of(paths: Iterable[str]) -> dict[str, str]:
@@ -33,8 +35,8 @@ def features_of(paths: Iterable[str]) -> dict[str, str]:
     return lookups
 
 
-class LookupsInTurn(ABC):
-    """A `NetworkLookups` of a network that computes its ids: a feature for each of its lookups.
+class LookupsInTurn(NetworkLookups, ABC):
+    """Lookups of a network that computes its ids, in a step by grains: a feature for each.
 
     A collection for each table has one feature for each of its lookups in a forward pass, and
     shares the gradients of the modules that look up. The forward pass of a grain takes the rows in
@@ -45,31 +47,21 @@ class LookupsInTurn(ABC):
         modules: that look up in one table each, by their paths.
     """
 
-    runs_network = False
-
     def __init__(self, network: str, modules: Mapping[str, TableModule]) -> None:
         self._network = network
-        self._modules = modules
+        self._by_path = modules
         self.tables = list(dict.fromkeys(module.tables[0] for module in modules.values()))
-        self.collections: list[EmbeddingCollection] = []
+        self.modules: list[EmbeddingCollection] = []
         self._paths: dict[str, str] = {}  # of the lookup of each feature
 
-    @abstractmethod
-    def of(self, example: Example) -> Batch:
-        """Return the ids of the features of all collections, as of `NetworkLookups`."""
-
-    def in_turn(self, grain: Example) -> AbstractContextManager[None]:
-        """Return a block in which the network runs on a grain, whose plans it takes itself."""
-        return nullcontext()
-
-    def rows_of(self, plans: Plans) -> RowsInTurn:
+    def rows_of(self, plans: Plans) -> Turns[Tensor]:
         """Return the rows of a grain that was mapped, for the lookups of its forward pass.
 
         Raises:
             ConfigError: they were taken before.
         """
         rows: dict[str, Tensor] = {}
-        for collection in self.collections:
+        for collection in self.modules:
             if not collection.training:
                 continue
             inputs = collection.inputs_of(plans.ids)
@@ -82,30 +74,30 @@ class LookupsInTurn(ABC):
             _, sequences = collection.pool(inputs, None, plan)
             names = [feature.name for feature in collection.features]
             rows.update(zip(names, sequences, strict=True))
-        ids = {name: plans.ids[name].map_arrays(torch.from_numpy) for name in rows}
-        return RowsInTurn(self._paths, ids, rows.__getitem__)
+        ids = {name: Ids(torch.from_numpy(plans.ids[name].values)) for name in rows}
+        return Turns(self._paths, ids, rows.__getitem__)
 
     def _take_paths(self, paths: Iterable[str]) -> None:
         """Make the collections of a network whose forward pass has these lookups, in order."""
         self._paths = features_of(paths)
         for table in self.tables:
-            owner = next(m for m in self._modules.values() if m.tables[0] is table)
+            owner = next(m for m in self._by_path.values() if m.tables[0] is table)
             features = [
                 Feature(name, table.name, "none")
                 for name, path in self._paths.items()
-                if self._modules[path].tables[0] is table
+                if self._by_path[path].tables[0] is table
             ]
             if features:
                 collection = EmbeddingCollection(features, [table])
                 collection.share_gradients(owner)
                 collection.lookup = owner.lookup
-                self.collections.append(collection)
+                self.modules.append(collection)
 
     def _follow_mode(self) -> None:
         """Let each collection be in the mode of the modules whose rows it looks up."""
-        for collection in self.collections:
+        for collection in self.modules:
             paths = [self._paths[feature.name] for feature in collection.features]
-            modes = {self._modules[path].training for path in paths}
+            modes = {self._by_path[path].training for path in paths}
             if len(modes) > 1:
                 raise ConfigError(
                     f"grains: modules that share a table must be in one mode, got train and eval "
@@ -122,27 +114,37 @@ class LookupsInTurn(ABC):
         return changed(looked_up, {"grain_ends": batch.grain_ends, "counted": batch.counted})
 
 
-class RowsInTurn:
-    """The rows of one batch, which the lookups of a forward pass take in their order.
+class Turns(Generic[T]):
+    """What was mapped for the lookups of a forward pass, which take it in their order.
 
     Args:
         lookups: the lookup of each feature, in the order of the forward pass.
-        ids: of each feature.
-        rows: returns the rows of a feature, [m, dim].
+        ids: of each feature, of tensors.
+        share: returns what the lookup of a feature takes, such as its rows.
+        others: lookups for which nothing was mapped.
     """
 
     def __init__(
-        self, lookups: Mapping[str, str], ids: Mapping[str, Ids], rows: Callable[[str], Tensor]
+        self,
+        lookups: Mapping[str, str],
+        ids: Mapping[str, Ids],
+        share: Callable[[str], T],
+        others: Container[str] = (),
     ) -> None:
         self._waiting: dict[str, list[str]] = {}
         for name in ids:
             self._waiting.setdefault(lookups[name], []).append(name)
         self._ids = ids
-        self._rows = rows
+        self._share = share
+        self._others = others
         self._is_begun = False
 
-    def take(self, lookup: str, ids: Tensor) -> Tensor:
-        """Return the rows of the next lookup of this name, [*ids.shape, dim].
+    def serves(self, lookup: str) -> bool:
+        """Return whether something was mapped for a lookup."""
+        return lookup not in self._others
+
+    def take(self, lookup: str, ids: Ids) -> T:
+        """Return what the next lookup of this name takes.
 
         Raises:
             ConfigError: its ids are not those that were computed from the batch.
@@ -155,16 +157,15 @@ class RowsInTurn:
                 "iterates over."
             )
         name = waiting.pop(0)
-        computed = self._ids[name].values
-        if not torch.equal(ids.detach().reshape(-1).cpu(), computed):
+        computed = self._ids[name]
+        if not _agree(computed, ids):
             raise ConfigError(
                 f"{lookup}: the forward pass looks up other ids than those that were computed from "
                 f"its batch, got {_first(ids)} for {_first(computed)}. Call the model with the "
                 "batch that its loop iterates over, and compute ids from the batch alone."
             )
         self._is_begun = True
-        rows = self._rows(name)
-        return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
+        return self._share(name)
 
     def check_taken(self, *, may_skip: bool = True) -> None:
         """Raise ConfigError if a lookup did not take place.
@@ -208,5 +209,15 @@ def bags_of_samples(bags: Ids, num_samples: int, times: Tensor | None) -> Ids:
     return ids.map_arrays(lambda tensor: np.ascontiguousarray(tensor.numpy()))
 
 
-def _first(ids: Tensor) -> str:
-    return f"{ids.reshape(-1)[:4].tolist()} …"
+def _agree(computed: Ids, ids: Ids) -> bool:
+    """Return whether ids have the values, offsets and weights that were computed."""
+    parts = (computed.values, computed.offsets, computed.weights)
+    others = (ids.values, ids.offsets, ids.weights)
+    return all(
+        part is None or (other is not None and torch.equal(other.detach().reshape(-1).cpu(), part))
+        for part, other in zip(parts, others, strict=True)
+    )
+
+
+def _first(ids: Ids) -> str:
+    return f"{ids.values.reshape(-1)[:4].tolist()} …"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of a model's lookups before its forward pass, for one collection of tables.
+"""The ids of a model's lookups before its forward pass.
 
+called.py    the lookups of a converted model that is called with whole batches
 features.py  the ids of a model's lookups as the features of a batch
-moved.py     the lookups of a converted model, for a step that maps their ids before
+moved.py     the lookups of a converted model in a step by grains
 report.py    the report of a model's lookups
 """
 

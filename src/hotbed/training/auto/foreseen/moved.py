@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MovedLookups: the lookups of a converted model, for a step that maps their ids before."""
+"""MovedLookups: the lookups of a converted model in a step by grains."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModelMapper: maps the ids of a converted model before its forward pass, or ahead."""
+"""CalledLookups: the lookups of a converted model that is called with whole batches."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, times_of
-from hotbed.embedding.lookups import Plan, Statistics
+from hotbed.data.batch import Batch, CountedTimes, Ids, times_of
+from hotbed.embedding.lookups import FeatureLayout, Lookup, Plan, Plans
 from hotbed.embedding.modules import table_modules
-from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.training.auto.lookups import MovedLookup
+from hotbed.training.auto.network import Converted, takes_batch
 from hotbed.training.stages.example import Example
-from hotbed.training.stages.planner import obstacle_of
-
-from .network import Converted
+from hotbed.training.stages.network import NetworkLookups, obstacle_of
+from hotbed.training.stages.turns import Turns, features_of
 
 log = logging.getLogger("hotbed")
 
@@ -30,106 +30,120 @@ Place = tuple[Any, ...]
 """The keys, fields and numbers that lead to a tensor in nested values."""
 
 
-class ModelMapper:
-    """Maps the ids of a model that `hb.auto` converted, by its id graph.
+@dataclass(frozen=True, eq=False)
+class CalledLookup:
+    """A `PlannedModule`: one lookup of a forward pass, which has a plan of its own.
 
-    The first example is not mapped: its forward pass shows where the arguments of the model lie in
-    it, and whether the model looks up what its id graph says. A table is mapped ahead if the ids of
-    all its lookups are known before the forward pass.
+    Attributes:
+        name: of its feature.
+        module: that looks up.
+    """
+
+    name: str
+    module: MovedLookup
+
+    @property
+    def lookup(self) -> Lookup:
+        return self.module.lookup
+
+    @property
+    def layout(self) -> FeatureLayout:
+        return self.module.layout
+
+    def inputs_of(self, batch: Any) -> list[Ids]:
+        return [batch.ids[self.name]]
+
+
+class CalledLookups(NetworkLookups):
+    """The lookups of a model that `hb.auto` converted, whose id graph computes their ids.
+
+    They are mapped ahead alone. The first example is not mapped: its forward pass shows where the
+    arguments of the model lie in it, and whether the model looks up what its id graph says. The ids
+    of a table are known if those of all its lookups are.
 
     Args:
         state: of the converted model.
     """
 
-    waits = False
-
     def __init__(self, state: Converted) -> None:
         self._state = state
+        self.tables = [lookup.tables[0] for lookup in state.lookups.values()]
+        self.modules: list[CalledLookup] = []
+        self._calls: list[CalledLookup] = []  # all whose ids the id graph computes
         self._is_ahead = False
-        self._queue: MapQueue | None = None
-        self._foresees = False
         self._first: _FirstCall | None = None
         self._ready = False
         self._problem = ""  # why nothing is mapped ahead
         self._places: list[Place | None] = []  # of the leaves in an example; None = not needed
-        self._binds = False  # the model takes a Batch, whose columns are bound to its arguments
-        self._maps: tuple[str, ...] = ()  # paths of the lookups that are mapped
-        self._calls: Counter[str] = Counter()  # of these, in one forward pass
-        self._performed: dict[str, int] | None = None  # lookups before the example under way
+        self._performed: Counter[str] | None = None  # lookups, with those of the example under way
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelMapper:
-        """Return the mapper of a copied model, which has mapped nothing yet."""
-        return ModelMapper(copy.deepcopy(self._state, memo))
-
-    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
-        self._is_ahead = ahead
-        self._queue = queue
-        self._foresees = False
-        self._performed = None
-        if self._first is not None:
-            self._first.close()
-            self._first = None
-
-    @property
-    def foresees(self) -> bool:
-        return self._foresees
+    def __deepcopy__(self, memo: dict[int, Any]) -> CalledLookups:
+        """Return the lookups of a copied model, which has mapped nothing yet."""
+        return CalledLookups(copy.deepcopy(self._state, memo))
 
     def obstacle(self) -> str:
         if not self._state.lookups:
             return "hb.auto kept every embedding of the model"
         reasons = [self._reason_of_tables(path) for path in self._state.lookups]
-        if all(reasons):
-            return reasons[0]
-        return self._problem
+        return reasons[0] if all(reasons) else self._problem
 
-    def map(self, example: Example) -> Example:
+    def begin(self, *, ahead: bool) -> None:
+        self._is_ahead = ahead
+        self._performed = None
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    def followed(self, example: Example) -> list[CalledLookup] | None:
         self._check_performed()
         if self._is_ahead and not self._ready and not self._problem:
             self._watch(example)
-        if self._is_ahead and example.foreseen is None and self._trains():
-            example = self.plan(example)
-        self._foresees = example.foreseen is not None
-        self._state.expect(example.foreseen)
-        if example.error is not None:
-            raise example.error
-        for plan in _plans(example):
-            plan.wait()
-        if example.foreseen is not None:
+        trains = self._state.model.training and all(call.module.training for call in self.modules)
+        return self.modules if self._is_ahead and self._ready and trains else None
+
+    def of(self, example: Example) -> Batch | None:
+        """Return the ids of each lookup, as the model computes them; None before its first call."""
+        state = self._state
+        if state.signature is None:
+            return None
+        with torch.no_grad():
+            leaves, times = self._leaves(example)
+            graph = state.id_graph()
+            if graph.misfit(leaves):
+                return None
+            ids = {
+                call.name: call.module.as_ids(of.values, of.offsets, of.weights)
+                for call, (_, of) in zip(self._all_calls(), graph(leaves), strict=True)
+            }
+        counted = None
+        if isinstance(times, CountedTimes):
+            counted = times.counted
+            times = times.time
+        return Batch(ids, time=times, counted=counted, num_samples=example.num_samples)
+
+    def expect(self, plans: Plans | None) -> None:
+        self._state.expected = plans
+        if plans is not None:
             self._performed = self._num_performed()
-        return example
+            self._performed.update(call.module.path for call in self.modules)
 
-    def plan(self, example: Example) -> Example:
-        try:
-            with torch.no_grad():
-                leaves = self._leaves(example)
-                if self._state.id_graph().misfit(leaves):
-                    return example
-                batch = example.batch
-                times = None if batch is None or not self._binds else times_of(batch)
-                foreseen = self._state.foresee(leaves, self._maps, times, self._queue)
-        except Exception as error:
-            return replace(example, error=error)
-        return replace(example, foreseen=foreseen)
+    def rows_of(self, plans: Plans) -> Turns[Plan | None]:
+        """Return the plans of a forward pass, one for each of its lookups."""
+        calls = {call.name: call for call in self.modules}
+        paths = {name: call.module.path for name, call in calls.items()}
+        ids = {name: plans.ids[name] for name in calls}
+        others = self._state.lookups.keys() - paths.values()
 
-    def take_back(self, example: Example) -> None:
-        for plan in reversed(list(_plans(example))):
-            plan.take_back()
+        def plan(name: str) -> Plan | None:
+            return plans.take(calls[name], calls[name].inputs_of(plans))
 
-    def statistics(self, example: Example) -> Statistics:
-        statistics: Statistics = {}
-        for plan in _plans(example):
-            if plan.asked is not None:
-                statistics |= plan.asked.statistics()
-        return statistics
+        return Turns(paths, ids, plan, others)
 
     def latest(self, example: Example) -> int | None:
-        name = self._state.times
-        if example.time is not None or name is None:
+        if example.time is not None or self._state.times is None or not self._ready:
             return example.latest
-        if not self._ready or self._state.signature is None:
-            return None
-        place = self._places[self._state.signature.names.index(name)]
-        return _latest(dict(_tensors((example.arguments, example.keywords))).get(place or ()))
+        _, times = self._leaves(example)
+        return None if times is None or not len(times) else int(times.max())
 
     # --- the first batch
 
@@ -139,21 +153,25 @@ class ModelMapper:
         self._first = None
         if first is not None:
             first.close()
-        if first is not None and first.is_over:
-            self._learn(first)
-        else:
+        if first is None or not first.is_over:
             self._first = _FirstCall(self._state, example)
-
-    def _learn(self, first: _FirstCall) -> None:
-        """Find out from the first batch what can be mapped ahead; log what cannot."""
+            return
         try:
             self._choose(first)
             self._locate(first)
+            self._ready = True
         except HotbedError as error:
             self._problem = str(error)
             log.info("no batch is mapped ahead: %s", self._problem)
-        else:
-            self._ready = True
+
+    def _all_calls(self) -> list[CalledLookup]:
+        """Return the lookups of a forward pass whose ids the id graph computes."""
+        if not self._calls:
+            paths = features_of(call.path for call in self._state.id_graph().calls)
+            lookups = self._state.lookups
+            self._calls = [CalledLookup(name, lookups[path]) for name, path in paths.items()]
+            self.modules = self._calls
+        return self._calls
 
     def _choose(self, first: _FirstCall) -> None:
         """Choose the lookups that are mapped ahead: all of a table, or none.
@@ -176,16 +194,11 @@ class ModelMapper:
                 )
             if reason:
                 reasons[path] = reason
-        blocked = {id(self._state.lookups[path].tables[0]) for path in reasons}
-        maps = []
-        for path, lookup in self._state.lookups.items():
-            if seen[path] and id(lookup.tables[0]) not in blocked:
-                maps.append(path)
-                self._calls[path] = seen[path]
-        self._maps = tuple(maps)
-        for path, reason in reasons.items():
-            log.info("the ids of %s are mapped in the forward pass: %s", path, reason)
-        if not self._maps:
+                log.info("the ids of %s are mapped in the forward pass: %s", path, reason)
+        blocked = {self._state.lookups[path].tables[0] for path in reasons}
+        calls = self._all_calls()
+        self.modules = [call for call in calls if call.module.tables[0] not in blocked]
+        if not self.modules:
             raise ConfigError(next(iter(reasons.values()), "the model looks up nothing"))
 
     def _locate(self, first: _FirstCall) -> None:
@@ -197,38 +210,50 @@ class ModelMapper:
         signature = self._state.signature
         assert signature is not None
         args, kwargs = first.arguments
-        self._binds = len(args) == 1 and not kwargs and isinstance(args[0], Batch)
-        if self._binds:
+        if takes_batch(args, kwargs):
             return
         example = first.example
         tensors = list(_tensors((example.arguments, example.keywords)))
         needed = self._state.needed()
         leaves = signature.leaves(args, kwargs, needed)
-        self._places = []
+        places: list[Place | None] = []
         for name, leaf in zip(signature.names, leaves, strict=True):
             place = None
             if name in needed:
-                places = [path for path, tensor in tensors if _is_same(tensor, leaf)]
-                place = next(iter(places), None)
+                place = next((path for path, tensor in tensors if _is_same(tensor, leaf)), None)
                 if place is None:
                     raise ConfigError(
                         f"argument {name!r} of the model is not a tensor of the batch"
                     )
-            self._places.append(place)
+            places.append(place)
+        self._places = places
 
-    def _leaves(self, example: Example) -> list[Tensor]:
-        signature = self._state.signature
-        assert signature is not None
-        if self._binds:
-            assert example.batch is not None
-            return signature.leaves(*self._state.bind(example.batch))
+    def _leaves(self, example: Example) -> tuple[list[Tensor], Any]:
+        """Return the leaves of the arguments of an example, and the times of its samples."""
+        state = self._state
+        assert state.signature is not None
+        arguments = (example.arguments, dict(example.keywords))
+        times = None
+        if self._places:
+            leaves = self._placed(example)
+        else:
+            if takes_batch(*arguments):
+                times = times_of(arguments[0][0])
+                arguments = state.bind(arguments[0][0])
+            leaves = state.signature.leaves(*arguments, state.needed())
+        leaves = [leaf.cpu() for leaf in leaves]
+        return leaves, state.times_in(leaves, times)
+
+    def _placed(self, example: Example) -> list[Tensor]:
+        """Return the leaves of an example that lie where those of the first one lay."""
+        assert self._state.signature is not None
         tensors = dict(_tensors((example.arguments, example.keywords)))
         leaves = []
-        for leaf, place in zip(signature.tensors, self._places, strict=True):
+        for leaf, place in zip(self._state.signature.tensors, self._places, strict=True):
             if place is None:
                 leaves.append(torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
             elif place in tensors:
-                leaves.append(tensors[place].cpu())
+                leaves.append(tensors[place])
             else:
                 raise ConfigError(
                     f"Ahead: argument {leaf.name!r} of the model must lie in the batch where it "
@@ -239,12 +264,6 @@ class ModelMapper:
 
     # --- checks
 
-    def _trains(self) -> bool:
-        """Return whether the next forward pass looks up ids in train mode, as they are mapped."""
-        if not self._ready or not self._state.model.training:
-            return False
-        return all(self._state.lookups[path].training for path in self._maps)
-
     def _reason_of_tables(self, path: str) -> str:
         lookup = self._state.lookups[path]
         lookups = list(self._state.lookups.values())
@@ -253,24 +272,22 @@ class ModelMapper:
                 return "another module looks up in its table"
         return obstacle_of(lookup.tables)
 
-    def _num_performed(self) -> dict[str, int]:
-        return {path: self._state.lookups[path].performed for path in self._maps}
+    def _num_performed(self) -> Counter[str]:
+        return Counter({call.module.path: call.module.performed for call in self.modules})
 
     def _check_performed(self) -> None:
         """Raise ConfigError if a batch that was mapped ahead was looked up more than once."""
-        before = self._performed
+        expected = self._performed
         self._performed = None
-        if before is None:
+        if expected is None:
             return
-        for path, number in self._num_performed().items():
-            lookups = number - before[path]
-            expected = self._calls[path]
-            if lookups > expected:
-                raise ConfigError(
-                    f"{path}: the ids of a batch that were mapped ahead are looked up once, got "
-                    f"{lookups} lookups in one step instead of {expected}. "
-                    "Call the model once a batch, or train without hb.Ahead."
-                )
+        calls = Counter(call.module.path for call in self.modules)
+        for path, more in (self._num_performed() - expected).items():
+            raise ConfigError(
+                f"{path}: the ids of a batch that were mapped ahead are looked up once, got "
+                f"{calls[path] + more} lookups in one step instead of {calls[path]}. "
+                "Call the model once a batch, or train without hb.Ahead."
+            )
 
 
 class _FirstCall:
@@ -306,12 +323,6 @@ class _FirstCall:
             self.is_over = True
 
 
-def _plans(example: Example) -> Iterator[Plan]:
-    for _, foreseen in example.foreseen or ():
-        if foreseen.plan is not None:
-            yield foreseen.plan
-
-
 def _tensors(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
     """Yield the tensors of nested values, each with its place."""
     if torch.is_tensor(value):
@@ -336,12 +347,6 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     if tensor.shape != other.shape or tensor.stride() != other.stride():
         return False
     return tensor.dtype == other.dtype and tensor.numel() > 0
-
-
-def _latest(times: Any) -> int | None:
-    if times is None or not len(times):
-        return None
-    return int(times.max())
 
 
 def _written(place: Sequence[Any]) -> str:
