@@ -58,7 +58,6 @@ ONLY = {
         "cli",
         "connectors.prepared",
         "job",
-        "parallel.launch",
         "parallel.probe",
         "persist.upkeep.inspect",
         "persist.upkeep.rollback",

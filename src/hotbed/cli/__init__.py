@@ -6,7 +6,8 @@ checkpoints.py  what the commands print of checkpoints
 commands.py     the command line: read the arguments, call `hotbed.job.run`, print what it returns
 disk.py         what `hotbed doctor --disk` measures, and prints
 doctor.py       what `hotbed doctor` finds out of machine, install and ranks, and prints
+launch.py       run a command on several processes, and say why it failed
 planning.py     what `hotbed plan` reads from its options, and prints
-processes.py    a command on several processes: how it starts them, and how each behaves
+processes.py    how a process behaves that is one of several, called ranks
 show.py         what the commands print of a job: columns, events, results, tables, errors
 """

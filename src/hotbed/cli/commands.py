@@ -21,6 +21,7 @@ from hotbed.cli import checkpoints, processes, show
 from hotbed.cli import disk as disks
 from hotbed.cli import doctor as machine
 from hotbed.cli import planning as of_plan
+from hotbed.cli.launch import launch
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
@@ -30,7 +31,7 @@ from hotbed.job.json_schema import json_schema
 from hotbed.job.plan_page import write_plan
 from hotbed.job.planning import Wishes
 from hotbed.job.planning import plan as plan_job
-from hotbed.job.ranks import for_ranks, from_first
+from hotbed.job.ranks import from_first
 from hotbed.job.tables import StateSettings
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.inspect import diff as difference_of
@@ -90,13 +91,11 @@ def train(
     A job whose stream has a state is rejected: resume it with `hotbed online`. A training file of
     another system is recognised, and trained as that system does.
     """
-    job = run.read(job_file, _assigned(assignments, "job"))
     if ranks is not None and ranks > 1:
-        if isinstance(job, Job):
-            for_ranks(job, ranks)  # a mistake is known before the processes start
         flags = ["--restart"] if restart else []
         _run_on_ranks(ranks, ["train", str(job_file), *flags], assignments)
         return
+    job = run.read(job_file, _assigned(assignments, "job"))
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
         return
@@ -228,11 +227,10 @@ def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = 
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    job = _read(job_file, assignments)
     if ranks is not None and ranks > 1:
         _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
         return
-    show.print_values("evaluation", run.evaluate(job))
+    show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
 
 
 @app.command()
@@ -262,12 +260,11 @@ def predict(
                 f"{what}: a job scores the files it names, got {files}. Give MODEL FILES, or the "
                 "job alone with --set predict=…"
             )
-        job = _read(Path(what), assignments)
         if ranks is not None and ranks > 1:
             flags = [] if out is None else ["--out", out]
             _run_on_ranks(ranks, ["predict", what, *flags], assignments)
             return
-        show.print_predictions(run.predict(job, out))
+        show.print_predictions(run.predict(_read(Path(what), assignments), out))
         return
     if not files or assignments or ranks:
         raise ConfigError(
@@ -553,10 +550,6 @@ def main() -> None:
         show.console.quiet = not processes.is_first()
     try:
         app()
-    except SystemExit as ended:  # as every command ends
-        if processes.is_rank() and not ended.code:
-            processes.end()
-        raise
     except HotbedError as error:
         if processes.is_rank():
             processes.leave(error, 2)
@@ -573,9 +566,12 @@ def main() -> None:
 def _run_on_ranks(
     ranks: int, arguments: Sequence[str], assignments: Sequence[str] | None = None
 ) -> None:
-    """Run a command on several processes; exit with a message if one of them fails."""
+    """Run a command on several processes; exit with a message if one of them fails.
+
+    They read the job: to check it takes torch, whose import would delay their start.
+    """
     flags = [f"--set={assignment}" for assignment in assignments or ()]
-    failure = processes.run([*arguments, *flags], ranks)
+    failure = launch([*arguments, *flags], ranks)
     if failure is not None:
         show.print_failure(failure)
         raise typer.Exit(failure.exit_code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command on several processes, called ranks: how it starts them, and how each behaves."""
+"""How a process behaves that is one of several, called ranks."""
 
 from __future__ import annotations
 
@@ -7,36 +7,11 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from hotbed.errors import MissingExtra
+from hotbed.cli.launch import LAUNCHER, record
 
-if TYPE_CHECKING:
-    from hotbed.parallel.launch import RankFailure
-
-LAUNCHER = "HOTBED_LAUNCHER"
-"""Environment variable: the process that started this one as a rank by `--ranks`."""
 _PR_SET_PDEATHSIG = 1
-
-
-def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
-    """Run `hotbed` with `arguments` on `ranks` processes to the end; return why they failed.
-
-    Raises:
-        MissingExtra: torch, whose launcher starts them, is not installed.
-    """
-    try:
-        from hotbed.parallel.launch import launch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra(
-            f"--ranks: torch starts the processes, got --ranks {ranks} without torch. Run pip "
-            "install hotbed[train]."
-        ) from error
-    os.environ[LAUNCHER] = str(os.getpid())
-    return launch(arguments, ranks)
 
 
 def is_rank() -> bool:
@@ -64,16 +39,7 @@ def behave_as_rank() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end() -> None:
-    """Say that this rank has done its work."""
-    from hotbed.parallel.launch import record_end
-
-    record_end()
-
-
 def leave(error: Exception, exit_code: int) -> NoReturn:
     """End this rank; its launcher reports the error."""
-    from hotbed.parallel.launch import record
-
     record(error, exit_code)
     sys.exit(exit_code)

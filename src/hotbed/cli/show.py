@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
+from hotbed.cli.launch import RankFailure
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
-    from hotbed.parallel.launch import RankFailure
     from hotbed.training.columns import Tables
     from hotbed.training.watching.history import History
 

@@ -9,7 +9,6 @@ envelope.py     Envelope: messages of several parts of a step, which go to the o
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
 forecast/       predict memory, bytes and seconds of a step on several ranks
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
-launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed, and in warnings
 own_batches.py  OwnBatchLookup: the verbs of a lookup for ranks that each have a batch of their own
 placement.py    Placement: which rank owns which rows and computes which grains
