@@ -600,6 +600,7 @@ PATCHED_CONSTANTS = {
     "hotbed.connectors.text.delimited.ROW_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.delimited.SAMPLE_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.lines.BLOCK_BYTES": "behind the public sources of lines",
+    "hotbed.cli.launch.GRACE_SECONDS": "how long the launcher of ranks waits for one that stands still",
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",

@@ -397,10 +397,10 @@ def hosts() -> Iterator[None]:
 
 
 def start_host(
-    folder: Path, number: int, *flags: str, interface: str | None = "hbtest"
+    folder: Path, number: int, *flags: str, interface: str | None = "hbtest", ranks: int = 1
 ) -> subprocess.Popen[str]:
-    """Start the rank of a host by torchrun; `interface`: to use, without the host's number."""
-    launcher = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
+    """Start the ranks of a host by torchrun; `interface`: to use, without the host's number."""
+    launcher = ["--nnodes=2", f"--node-rank={number}", f"--nproc-per-node={ranks}"]
     launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29555"]
     job = ["-m", "hotbed.cli", "train", "job.yaml", "--set=output=two", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -420,10 +420,11 @@ def start_host(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("hosts")
-def test_two_hosts_train_the_state_of_one_process(folder: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_hosts_train_the_state_of_one_process(ranks: int, folder: Path) -> None:
     one = hotbed(folder, "train", "job.yaml", "--set=output=one", "--set=grains=8")
     assert one[0] == 0, one[2]
-    started = [start_host(folder, number) for number in range(2)]
+    started = [start_host(folder, number, ranks=ranks) for number in range(2)]
     for process in started:
         printed, _ = process.communicate(timeout=300)
         assert process.returncode == 0, printed

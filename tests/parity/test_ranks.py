@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.parallel import Placement, Ranks, connections
+from hotbed.parallel.hosts import Hosts
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.container.sink import LocalFile
@@ -85,12 +86,26 @@ def _filled(table: hb.Table) -> set[int]:
     return {p for p in range(256) if sum(batch.num_rows for batch in table.export([p]))}
 
 
-def check_equal_bits(folder: Path, ends: list[int], ranks: list[int]) -> None:
-    """Compare one process with `ranks[0]` up to the second of `ends`, and so on, each by resuming."""
+def learned_on_hosts(host_ranks: int, *arguments: Any) -> Results:
+    """Learn on hosts of so many ranks, which are processes of this machine."""
+    hosts = Hosts.of([rank // host_ranks for rank in range(int(os.environ["WORLD_SIZE"]))])
+    with patch.object(connections, "_check_hosts", lambda *_: hosts):
+        return learned(*arguments)
+
+
+def check_equal_bits(
+    folder: Path, ends: list[int], ranks: list[int], host_ranks: Sequence[int] = ()
+) -> None:
+    """Compare one process with `ranks[0]` up to the second of `ends`, and so on, each by resuming.
+
+    `host_ranks`: ranks of a host, for each of `ranks`; (): there is one host.
+    """
     (expected,) = ranks_of(learned, 1, f"{folder}/one", ends)
     begun = ""
-    for number, span in zip(ranks, itertools.pairwise(ends), strict=True):
-        last = ranks_of(learned, number, f"{folder}/several", list(span), begun)
+    on_hosts = host_ranks or [1] * len(ranks)
+    for number, of_host, span in zip(ranks, on_hosts, itertools.pairwise(ends), strict=True):
+        where = f"{folder}/several"
+        last = ranks_of(learned_on_hosts, number, of_host, where, list(span), begun)
         begun = f"{folder}/several/{span[1]}"
         several = open_checkpoint(begun)
         one = open_checkpoint(f"{folder}/one/{span[1]}")
@@ -100,14 +115,22 @@ def check_equal_bits(folder: Path, ends: list[int], ranks: list[int]) -> None:
         assert found == {**expected, "losses": expected["losses"][-1:]}
 
 
-def test_two_processes_and_then_three_have_the_bits_of_one(tmp_path: Path) -> None:
-    check_equal_bits(tmp_path, [0, 4, 7], [2, 3])
+def test_two_processes_then_three_then_two_hosts_have_the_bits_of_one(tmp_path: Path) -> None:
+    check_equal_bits(tmp_path, [0, 4, 7, 9], [2, 3, 4], [1, 1, 2])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 def test_any_number_of_processes_has_the_bits_of_one(ranks: int, tmp_path: Path) -> None:
     check_equal_bits(tmp_path, [0, 300], [ranks])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("ranks", "host_ranks"), [(4, 2), (6, 2), (6, 3), (8, 4), (8, 2)])
+def test_any_number_of_hosts_has_the_bits_of_one(
+    ranks: int, host_ranks: int, tmp_path: Path
+) -> None:
+    check_equal_bits(tmp_path, [0, 60], [ranks], [host_ranks])
 
 
 @pytest.mark.soak

@@ -130,12 +130,32 @@ def workload(rows: float = 1e9) -> Workload:
 
 def test_more_ranks_share_rows_and_ids_evenly_and_all_messages_are_counted() -> None:
     work = workload()
-    for ranks in (1, 3, 8, 64, 256):
+    for ranks in (1, 2, 3, 8, 64, 256):
         of_ranks = planned(work, ranks)
         assert of_ranks.rows.sum() == pytest.approx(1e9)
         assert of_ranks.asked.sum() == 4096
         assert of_ranks.balance(of_ranks.rows) <= -(-256 // ranks) * ranks / 256
-        assert of_ranks.messages == 5 * (ranks - 1)
+        assert of_ranks.messages == 4 * (ranks - 1)
+    (batch,) = work.batches
+    wide = replace(
+        work, tables=[*work.tables] * 3, batches=[replace(batch, tables=[*batch.tables] * 3)]
+    )
+    assert planned(wide, 2).messages == 5, "ids that have no room go in a message of their own"
+    assert planned(wide, 3).messages == 4 * 2
+
+
+def test_ranks_of_a_host_send_one_message_to_each_other_host() -> None:
+    """Ids, rows and sums by one rank of a host; sums and totals of dense values once a host."""
+    work = replace(workload(), dense=[1, 1_000_000], link=LinkSpeed.of(2e-5, 1e9))
+    alone = planned(work.with_hosts(1, 5e-5, 1.25e9), 64)
+    on_hosts = planned(work.with_hosts(4, 5e-5, 1.25e9), 64)
+    assert alone.messages == 4 * 63
+    between = 4 * 15
+    assert on_hosts.messages == between + 3 * (2 * 3) + 3 + 3
+    assert on_hosts.times["messages"] == pytest.approx(between * 5e-5 + 24 * 2e-5)
+    one_host = planned(work.with_hosts(4, 5e-5, 1.25e9), 4)
+    assert one_host.messages == 4 * 3
+    assert one_host.times["messages"] == pytest.approx(4 * 3 * 2e-5)
 
 
 def test_the_least_ranks_that_fit_are_named() -> None:
@@ -150,7 +170,7 @@ def test_a_step_of_two_ranks_takes_what_two_ranks_took() -> None:
     work = workload().as_two_ranks(own_seconds=0.06, wait_seconds=0.02)
     assert planned(work, 2).seconds == pytest.approx(0.08)
     assert planned(work, 1).seconds == pytest.approx(0.1)
-    between_hosts = planned(work.with_link(0.001, None), 2)
+    between_hosts = planned(work.with_hosts(1, 0.001), 2)
     assert between_hosts.link_seconds > planned(work, 2).link_seconds
     assert seconds_of(work.step_seconds, 256) == pytest.approx(0.02 - 0.03 / 1536 * 256)
 
@@ -172,7 +192,7 @@ def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
     for ranks in (2, 64):
         of_ranks = planned(work, ranks)
         assert of_ranks.seconds == pytest.approx(sum(of_ranks.times.values()))
-        assert of_ranks.times["messages"] == pytest.approx(5 * (ranks - 1) * 1e-4)
+        assert of_ranks.times["messages"] == pytest.approx(of_ranks.messages * 1e-4)
         assert of_ranks.save_seconds == pytest.approx(1000 / ranks)
     shared = replace(work, feature_seconds=0.008)  # of 0.01 to read a batch
     assert planned(shared, 2).times["reading"] == pytest.approx(0.006)
@@ -265,7 +285,7 @@ def test_a_disk_works_beside_a_step_and_is_shared_by_the_ranks_of_a_machine() ->
     assert of_one.limit == "disk"
     of_two = planned(work, 2)
     assert of_two.seconds == pytest.approx(2 * of_two.reads * 1e-5)
-    on_hosts = planned(work.with_link(1e-4, 1e9), 2)
+    on_hosts = planned(work.with_hosts(1, 1e-4, 1e9), 2)
     assert on_hosts.seconds == pytest.approx(on_hosts.reads * 1e-5)
     fast = replace(work, disk=DiskTimes(1e-12, 1e-12, 1e-12))
     assert planned(fast, 1).seconds == pytest.approx(0.1, rel=0.1)

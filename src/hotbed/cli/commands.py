@@ -124,6 +124,9 @@ def plan(
     latency: Annotated[
         str | None, typer.Option(help="Of a message between hosts, such as 100us.")
     ] = None,
+    host_ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes of each of several hosts; default: 1.")
+    ] = None,
     disk_reads: Annotated[
         str | None,
         typer.Option(help="Of a disk for hb.Ssd, such as 100k/s; default: as measured here."),
@@ -143,6 +146,7 @@ def plan(
         of_plan.quantity("--latency", latency, of_plan.TIMES),
         of_plan.quantity("--bandwidth", bandwidth, of_plan.RATES),
         of_plan.disks_of(job, of_plan.quantity("--disk-reads", disk_reads, of_plan.READS)),
+        host_ranks,
     )
     planned = plan_job(job, wishes)
     page = job.output_path("plan.html")

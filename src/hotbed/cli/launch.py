@@ -94,7 +94,7 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
         tempfile.TemporaryDirectory(prefix="hotbed-ranks-") as folder,
         _reserved_port() as port,
         _collected_signals() as signals,
-        _Processes() as processes,
+        _RankProcesses() as processes,
     ):
         for rank in range(ranks):
             processes.start(arguments, _environment(rank, ranks, port, folder))
@@ -161,7 +161,7 @@ def _collected_signals() -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
 
 
-class _Processes:
+class _RankProcesses:
     """The processes of the ranks; those that still run at the end of the `with` block are killed.
 
     Each is the first of a session of its own, so that Ctrl-C in a terminal reaches the launcher
@@ -171,7 +171,7 @@ class _Processes:
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> _RankProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:

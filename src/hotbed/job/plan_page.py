@@ -101,7 +101,7 @@ def row_of(plan: JobPlan, of_ranks: RanksPlan) -> list[str]:
         number_text_of(of_ranks.rows.max()),
         f"{of_ranks.balance(of_ranks.rows):.2f}",
         size_text(of_ranks.sent_bytes.max()),
-        str(of_ranks.messages),
+        number_text_of(of_ranks.messages),
         f"{1e3 * of_ranks.seconds:.1f}",
         f"{samples:,.0f}",
         f"{speed:.2f}x",

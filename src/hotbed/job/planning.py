@@ -80,6 +80,8 @@ class Wishes:
         latency: seconds of a message between hosts.
         bandwidth: bytes a second between hosts.
         disks: of each host, for tables on `hb.Ssd`; the slowest counts.
+        host_ranks: ranks of each host; None = one, or all are processes of this machine where no
+            latency or bandwidth is said.
     """
 
     ranks: int | None = None
@@ -88,6 +90,7 @@ class Wishes:
     latency: float | None = None
     bandwidth: float | None = None
     disks: Sequence[Disk] = ()
+    host_ranks: int | None = None
 
 
 def folders_of(job: Job) -> list[str]:
@@ -120,12 +123,11 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"--ranks: a table lies on at most {MOST_RANKS} ranks, got {wishes.ranks}. Give a "
             f"number from 1 to {MOST_RANKS}."
         )
-    here, sampled = workload_of(job, wishes.rows or {})
+    work, sampled = workload_of(job, wishes.rows or {})
+    if any(wish is not None for wish in (wishes.host_ranks, wishes.latency, wishes.bandwidth)):
+        work = work.with_hosts(wishes.host_ranks or 1, wishes.latency, wishes.bandwidth)
     slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
-    work = replace(
-        here.with_link(wishes.latency, wishes.bandwidth),
-        disk=None if slowest is None else slowest.times(),
-    )
+    work = replace(work, disk=None if slowest is None else slowest.times())
     numbers = [1 << power for power in range(MOST_RANKS.bit_length())]
     if wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})

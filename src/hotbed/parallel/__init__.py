@@ -8,6 +8,7 @@ dense.py        DensePart: what the grains of a step leave of the dense part, jo
 envelope.py     Envelope: messages of several parts of a step, which go to the other ranks together
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
 forecast/       predict memory, bytes and seconds of a step on several ranks
+hosts.py        Hosts and HostMail: by which ranks of their hosts messages go to others
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 log_lines.py    the rank in every log line of Hotbed, and in warnings
 own_batches.py  OwnBatchLookup: the verbs of a lookup for ranks that each have a batch of their own

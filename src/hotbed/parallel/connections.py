@@ -26,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from hotbed.errors import ConfigError
 
 from .calls import PLACE, report_uncaught_errors
+from .hosts import Hosts, RankLink
 from .roll_call import report_departure
 
 TIMEOUT = "HOTBED_RANKS_TIMEOUT"
@@ -45,6 +46,14 @@ _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = WeakKe
 
 _SOCKETS: WeakKeyDictionary[dist.ProcessGroup, set[tuple[int, int]]] = WeakKeyDictionary()
 """The sockets of connections: the number of the file, and that of the socket behind it."""
+
+_HOSTS: WeakKeyDictionary[dist.ProcessGroup, Hosts] = WeakKeyDictionary()
+"""The hosts of the ranks, for each default group of torch."""
+
+_LINKS: WeakKeyDictionary[dist.ProcessGroup, dict[RankLink, dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+"""Beside connections between all ranks, those over the other links, where hosts have several."""
 
 _START = (
     "Start the ranks by torchrun or `hotbed train JOB --ranks 2`, which set it; or, for one "
@@ -88,7 +97,7 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             # processes that torchrun starts again meet in the same store: keys of the dead remain
             started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = PrefixStore(f"hotbed/{started}", store)
-            _check_hosts(store, rank, size)
+            hosts = _check_hosts(store, rank, size)
             before = _sockets()
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=timeout
@@ -100,6 +109,8 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             except RuntimeError:
                 _leave()  # so that nobody uses them
                 raise
+            _HOSTS[_default_group()] = hosts
+            _connect_links(_default_group(), timeout)
             _SOCKETS[_default_group()] = _sockets() - before
         _GROUPS[_default_group()] = None
     default = _default_group()
@@ -108,11 +119,16 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             dist.barrier()  # ranks may arrive minutes apart, as the program's own timeout allows
         with unreached_explained():
             beside = PrefixStore("hotbed/beside", _get_default_store())
-            _check_hosts(beside, dist.get_rank(), dist.get_world_size())
+            _HOSTS[default] = _check_hosts(beside, dist.get_rank(), dist.get_world_size())
         atexit.register(_leave)
         _begin_calls()
         _GROUPS[default] = connect_again(call_timeout())
     return _GROUPS[default]
+
+
+def hosts_of_ranks() -> Hosts:
+    """Return on which hosts the ranks are, which are connected."""
+    return _HOSTS[_default_group()]
 
 
 def _begin_calls() -> None:
@@ -158,8 +174,30 @@ def connect_again(timeout: timedelta) -> dist.ProcessGroup:
         before = _sockets()
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         _check(group)
+        _connect_links(group, timeout)
         _SOCKETS[group] = _sockets() - before
     return group
+
+
+def _connect_links(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Connect the ranks of each host, and those alike, beside connections between all."""
+    hosts = hosts_of_ranks()
+    if hosts.ranks == 1:
+        return
+    links = {}
+    for link, every in hosts.links.items():
+        for ranks in every:  # all ranks make all groups
+            part = dist.new_group(list(ranks), timeout, "gloo")
+            if dist.get_rank() in ranks:
+                links[link] = part
+    _LINKS[group] = links
+
+
+def group_over(link: RankLink, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return the connections over a link; `group`: those between all, as `connect` returns them."""
+    if link is RankLink.ALL:
+        return group
+    return _LINKS[group or _default_group()][link]
 
 
 @contextmanager
@@ -183,8 +221,8 @@ def unreached_explained() -> Iterator[None]:
         ) from error
 
 
-def _check_hosts(store: PrefixStore, rank: int, size: int) -> None:
-    """Raise ConfigError, on every rank, if ranks on other hosts cannot reach one by its address.
+def _check_hosts(store: PrefixStore, rank: int, size: int) -> Hosts:
+    """Return the hosts; raise ConfigError, on every rank, if one cannot be reached by its address.
 
     gloo connects in any case, and waits for minutes for a rank that it cannot reach.
     """
@@ -192,7 +230,7 @@ def _check_hosts(store: PrefixStore, rank: int, size: int) -> None:
     networks = [network for network, _ in every]
     problems = [problem for _, of_rank in every for problem in of_rank]
     if len(set(networks)) == 1:
-        return
+        return Hosts(size)
     if not problems:
         with ExitStack() as open_servers:
             places = []
@@ -209,6 +247,7 @@ def _check_hosts(store: PrefixStore, rank: int, size: int) -> None:
             f"{' '.join(dict.fromkeys(filter(None, problems)))} `torchrun -m hotbed.cli doctor` "
             "tests the hosts."
         )
+    return Hosts.of(networks)
 
 
 def _of_every_rank(store: PrefixStore, kind: str, value: Any, rank: int, size: int) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hotbed.embedding.table import Table
 
 from .envelope import Letters, Talk
-from .placement import Placement
+from .placement import GrainBlock, Placement
 from .ranks import Ranks
 from .traffic import RankWork, Traffic
 
@@ -29,7 +29,7 @@ class DenseExchange:
     """Adds dense values of the grains of all ranks, by halves, as one process does.
 
     Each rank adds a share of the values and sends the sums to all. So a rank sends each number
-    about twice.
+    about twice. The ranks of a host add their grains before a value leaves it.
 
     Args:
         ranks: of the job.
@@ -50,10 +50,16 @@ class DenseExchange:
         self._lengths = [-(-shape.numel() // lines) * lines for shape in self._shapes]
         self._num_values = sum(self._lengths)
         self._width = -(-self._num_values // ranks.size)
-        self._sizes = [
-            max(min(self._width, self._num_values - rank * self._width), 0)
-            for rank in range(ranks.size)
+        sizes = [
+            max(min(self._width, self._num_values - share * self._width), 0)
+            for share in range(ranks.size)
         ]
+        # a rank of each host adds the shares of the ranks of its number, of which one is its own
+        self._host, self._number = ranks.hosts.place(ranks.rank)
+        count = ranks.hosts.count
+        self._runs = [sum(sizes[first : first + count]) for first in range(0, ranks.size, count)]
+        self._sizes = sizes[self._number * count : (self._number + 1) * count]
+        self._blocks = placement.blocks_of_hosts(ranks.hosts.ranks)
 
     def to_owners(self, values: Sequence[Sequence[Tensor | None]]) -> list[Sequence[Tensor]]:
         """Return what `Ranks.exchange` sends: the values of each block, a tensor for each rank.
@@ -61,7 +67,7 @@ class DenseExchange:
         `values`: all of them, [number][grain]; None is left out, and those of the grains of other
         ranks are not read.
         """
-        sent: list[Sequence[Tensor]] = []
+        flats = []
         for block in self._placement.blocks[self._ranks.rank]:
             flat = torch.empty(self._num_values, dtype=self._dtype)
             for number, part in zip(self._numbers, flat.split(self._lengths), strict=True):
@@ -70,35 +76,77 @@ class DenseExchange:
                 if value is not None:
                     part[:length] = value.reshape(-1)
                 part[length:] = -0.0  # which adds nothing
-            sent.append(flat.split(self._sizes))
-        return sent
+            flats.append(flat)
+        if self._ranks.hosts.ranks > 1:
+            flats = self._of_host(flats)
+        return [self._for_ranks(flat) for flat in flats]
+
+    def _of_host(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """Return a run of the sums of each block of this host; `flats`: of each of this rank."""
+        ranks = self._ranks.hosts.together_with(self._ranks.rank)
+        runs = zip(*(flat.split(self._runs) for flat in flats), strict=True)
+        sent = torch.cat([part for of_blocks in runs for part in of_blocks])
+        sizes = [run * len(flats) for run in self._runs]
+        size = self._runs[self._number]
+        blocks = [self._placement.blocks[rank] for rank in ranks]
+        received = self._ranks.mail.exchange_on_host(sent, sizes, [size * len(b) for b in blocks])
+        values = list(received.view(-1, size)) if size else [received] * sum(map(len, blocks))
+        leaves = self._at_leaves(blocks, values)
+        leaf = self._placement.leaf
+        sums = []
+        for block in self._blocks[self._host]:
+            first = block.first // leaf
+            of_block = joined(leaves[first : first + block.size // leaf])
+            assert of_block is not None, "each rank has a block"
+            sums.append(of_block)
+        return sums
+
+    def _for_ranks(self, run: Tensor) -> list[Tensor]:
+        """Return the shares of a run: one for each rank of this number, nothing for the others."""
+        parts = [run[:0]] * self._ranks.size
+        alike = self._ranks.hosts.alike(self._ranks.rank)
+        for rank, share in zip(alike, run.split(self._sizes), strict=True):
+            parts[rank] = share
+        return parts
+
+    def _at_leaves(
+        self, blocks: Sequence[Sequence[GrainBlock]], values: Iterable[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the values at the leaves of the tree where their blocks begin."""
+        leaves: list[Tensor | None] = [None] * self._placement.leaves
+        every_block = (block for of_one in blocks for block in of_one)
+        for block, value in zip(every_block, values, strict=True):
+            leaves[block.first // self._placement.leaf] = value
+        return leaves
 
     def num_values(self) -> list[int]:
         """Return how many values `to_owners` of each rank sends to this one."""
-        share = self._sizes[self._ranks.rank]
-        return [share * len(blocks) for blocks in self._placement.blocks]
+        num_values = [0] * self._ranks.size
+        alike = self._ranks.hosts.alike(self._ranks.rank)
+        for rank, blocks in zip(alike, self._blocks, strict=True):
+            num_values[rank] = self._sizes[self._host] * len(blocks)
+        return num_values
 
     def share(self, received: Sequence[Tensor]) -> Tensor:
         """Return the sums of this rank's share, [width]; values beyond its share are 0.
 
         `received`: what `to_owners` of each rank sent.
         """
-        size = self._sizes[self._ranks.rank]
-        leaves: list[Tensor | None] = [None] * self._placement.leaves
-        every_leaf = iter(self._placement.every_leaf)
-        for of_rank, blocks in zip(received, self._placement.blocks, strict=True):
-            for part in of_rank.view(len(blocks), size):
-                leaves[next(every_leaf)] = part
         share = torch.zeros(self._width, dtype=self._dtype)
+        size = self._sizes[self._host]
         if size:
-            sums = joined(leaves)
-            assert sums is not None, "each rank has a block"
+            alike = self._ranks.hosts.alike(self._ranks.rank)
+            sent = [part for rank in alike for part in received[rank].split(size)]
+            sums = joined(self._at_leaves(self._blocks, sent))
+            assert sums is not None, "each host has a block"
             share[:size] = sums
         return share
 
     def totals(self, shares: Tensor) -> dict[int, Tensor]:
         """Return the sums by number, in their shapes; `shares`: of all ranks, [ranks, width]."""
-        flat = shares.reshape(-1)
+        hosts = self._ranks.hosts
+        in_order = shares.view(hosts.count, hosts.ranks, self._width).transpose(0, 1)
+        flat = in_order.reshape(-1)
         if flat.data_ptr() % LINE:
             flat = flat.clone()
         parts = flat[: self._num_values].split(self._lengths)
@@ -285,6 +333,7 @@ class RankDense(DensePart):
             self._samples,
             sum(table.stats["rows"] for table in tables),
             self._traffic.sent_bytes,
+            self._traffic.messages,
             self._traffic.wait_seconds,
         )
         return self._ranks.gather_objects(here)

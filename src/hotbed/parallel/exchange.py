@@ -10,7 +10,7 @@ The tables of all modules of a network go together: the number of messages does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
@@ -100,15 +100,11 @@ class TableExchange:
             fronts.append(self._front(inputs, times, counted, ends_of_block))
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
         timed = times is not None
-        asked = self._exchange_counts(counts, values)
+        asked, words = self._exchange_ids(counts, _words(fronts, counts, timed), values)
         answer = Answer([table.native for table in self._layout.tables])
         if counted is not None:
             answer.mark()
-        sizes = [fronts[0].num_words(block, timed) for blocks in asked for block in blocks]
-        every_size = iter(sizes)
-        from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
-        received = self._ranks.exchange(_words(fronts, counts, timed), from_rank)
-        grains = self._grains(asked, sizes, received)
+        grains = self._grains(asked, words, lambda block: fronts[0].num_words(block, timed))
         num_rows: list[int] = []
         if training and self._has_cap:
             of_rank = torch.tensor(answer.count_rows(grains, timed=timed), dtype=torch.int64)
@@ -120,18 +116,23 @@ class TableExchange:
         return AskedIds(answer, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
 
     def _grains(
-        self, asked: Sequence[Sequence[list[int]]], sizes: Sequence[int], received: Tensor
+        self, asked: Counts, words: Sequence[Tensor], num_words: Callable[[list[int]], int]
     ) -> list[tuple[list[int], int]]:
-        """Return the counts of each grain that asks, and the address of its words."""
+        """Return the counts of each grain that asks, and the address of its words.
+
+        Args:
+            asked: how much each block of each rank asks for.
+            words: what each rank asks for.
+            num_words: returns the number of words of a block, by its counts.
+        """
         grains: list[tuple[list[int], int]]
         grains = [([0] * len(self._dims), 0)] * self._placement.leaves
-        address = received.data_ptr()
-        every_count = [counts for blocks in asked for counts in blocks]
-        for leaf, of_block, size in zip(
-            self._placement.every_leaf, every_count, sizes, strict=True
-        ):
-            grains[leaf] = (of_block, address)
-            address += 8 * size
+        every_leaf = iter(self._placement.every_leaf)
+        for blocks, of_rank in zip(asked, words, strict=True):
+            address = of_rank.data_ptr()
+            for block in blocks:
+                grains[next(every_leaf)] = (block, address)
+                address += 8 * num_words(block)
         return grains
 
     def _times(self, inputs: Sequence[Ids], time: Any) -> Any:
@@ -233,28 +234,38 @@ class TableExchange:
             raise
         return front
 
-    def _exchange_counts(self, counts: Counts, values: Mapping[str, Any]) -> Counts:
-        """Tell each rank how much is asked of it; return how much each rank asks of this one.
+    def _exchange_ids(
+        self, counts: Counts, words: Sequence[Sequence[Tensor]], values: Mapping[str, Any]
+    ) -> tuple[Counts, list[Tensor]]:
+        """Ask each rank for the rows of ids; return what each rank asks of this one.
 
-        `counts`: [block][rank][table]. Returned: [rank][block][table].
+        Args:
+            counts: how many ids this rank asks for, [block][rank][table].
+            words: the ids and what belongs to them, [block][rank].
+            values: plain ones, which must be equal on all ranks.
+
+        Returns:
+            How many each rank asks for, [rank][block][table], and their words.
         """
         digest = digest_of_values(values)
         num_tables = len(self._dims)
-        sent = [
-            torch.tensor([digest, *chain.from_iterable(of_block[rank] for of_block in counts)])
-            for rank in range(self._ranks.size)
-        ]
+        sent = []
+        for rank in range(self._ranks.size):
+            numbers = [digest, *chain.from_iterable(of_block[rank] for of_block in counts)]
+            sent.append(torch.cat([torch.tensor(numbers), *(of_block[rank] for of_block in words)]))
         received = self._ranks.meet(RankCall.of("ask", self._ranks.place), sent)
         digests = []
         asked: Counts = []
+        words_of_ranks = []
         for part, blocks in zip(received, self._placement.blocks, strict=True):
-            other_digest, *numbers = part.tolist()
+            ends = [1 + num_tables * block for block in range(len(blocks) + 1)]
+            other_digest, *numbers = part[: ends[-1]].tolist()
             digests.append(other_digest)
-            ends = [num_tables * block for block in range(len(blocks) + 1)]
-            asked.append([numbers[first:last] for first, last in pairwise(ends)])
+            asked.append([numbers[first - 1 : last - 1] for first, last in pairwise(ends)])
+            words_of_ranks.append(part[ends[-1] :])
         if FAULT in values or any(other != digests[0] for other in digests):
             name_difference(self._ranks, values, STEP)
-        return asked
+        return asked, words_of_ranks
 
     def _take_rows(self, ids: AskedIds) -> None:
         """Send the rows that this rank is asked for, and take those that it asked for."""

@@ -67,6 +67,17 @@ class Placement:
         """The largest parts of the tree of grains that each rank computes alone, in order."""
         return [self._blocks_of(self.grains_of(rank)) for rank in range(self.ranks)]
 
+    def blocks_of_hosts(self, ranks: int) -> list[list[GrainBlock]]:
+        """Return the largest parts of the tree that the ranks of each host compute, in order.
+
+        `ranks`: of a host.
+        """
+        firsts = range(0, self.ranks, ranks)
+        runs = [
+            (self.grains_of(rank).start, self.grains_of(rank + ranks - 1).stop) for rank in firsts
+        ]
+        return [self._blocks_of(range(*run)) for run in runs]
+
     @cached_property
     def leaf(self) -> int:
         """The grains of the smallest block of any rank."""

@@ -23,8 +23,9 @@ from hotbed.errors import ConfigError, HotbedError, RankLost
 from hotbed.parallel.world import trains_together
 
 from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
-from .connections import call_timeout, connect, connect_again, shut
+from .connections import call_timeout, connect, connect_again, group_over, hosts_of_ranks, shut
 from .envelope import Envelope
+from .hosts import HostMail, RankLink
 from .log_lines import name_rank_in_logs
 from .roll_call import WATCH, Departure, WatchedCall, absent_ranks, departures, report_departure
 from .software import software
@@ -78,6 +79,8 @@ class Ranks:
     Attributes:
         rank: the number of this process.
         size: how many there are.
+        hosts: on which they are.
+        mail: which carries messages between them.
         traffic: what is sent from here is added to it; assign another one to count anew.
         place: where this process is, which each call tells the others.
         envelope: of the messages of a step that go together.
@@ -94,6 +97,8 @@ class Ranks:
         self.envelope = Envelope(self.exchange, self.gather)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.hosts = hosts_of_ranks()
+        self.mail = HostMail(self.hosts, self.rank, self._exchange_over, self._gather_over)
         self._telling = threading.Lock()
         self._tell: Callable[[], Any] | None = None  # of the block under way
         self._began = 0.0
@@ -195,6 +200,8 @@ class Ranks:
         Raises:
             ConfigError: on every rank: they make different calls.
         """
+        own_part = parts[self.rank]
+        parts = [*parts[: self.rank], own_part[:0], *parts[self.rank + 1 :]]
         words = call.words
         most = max(part.numel() for part in parts)
         pieces = []
@@ -204,24 +211,14 @@ class Ranks:
             fits = length <= ROOM
             pieces += [np.array([*words, length, most]), part.numpy()[: length * fits]]
             sizes.append(HEAD_WORDS + length * fits)
-        room = [HEAD_WORDS + ROOM] * self.size
-        room[self.rank] = sizes[self.rank]  # gloo wants these two to be equal
         self.place.meet()
         if self.place.failures:
             report_departure(None)
         self._close_left_call()
-        received = self.send(torch.from_numpy(np.concatenate(pieces)), sizes, room)
+        sent = torch.from_numpy(np.concatenate(pieces))
+        of_hosts = self.mail.exchange_within(sent, sizes, [HEAD_WORDS + ROOM] * self.size)
         self.place.failures = 0
-        numbers = received.numpy()
-        heads = []
-        values = []
-        first = 0
-        for size in room:
-            start = first + HEAD_WORDS
-            head = numbers[first:start].tolist()
-            heads.append(head)
-            first += size
-            values.append(received[start : min(start + head[-2], first)])
+        heads, values = self._opened(of_hosts)
         try:
             check_one_call([head[:CALL_WORDS] for head in heads])
         except ConfigError as error:
@@ -233,7 +230,22 @@ class Ranks:
             coming = [head[-2] if head[-2] > ROOM else 0 for head in heads]
             rest = self.exchange([long], coming).split(coming)
             values = [big if len(big) else small for big, small in zip(rest, values, strict=True)]
+        values[self.rank] = own_part
         return values
+
+    def _opened(self, of_hosts: Sequence[Tensor]) -> tuple[list[list[int]], list[Tensor]]:
+        """Return the heads and the values of first messages, by rank; `of_hosts`: by host."""
+        heads: list[list[int]] = []
+        values = []
+        for of_host in of_hosts:
+            first = 0
+            for _ in range(self.hosts.ranks):
+                start = first + HEAD_WORDS
+                head = of_host[first:start].tolist()
+                first = start + (head[-2] if head[-2] <= ROOM else 0)
+                heads.append(head)
+                values.append(of_host[start:first])
+        return heads, values
 
     @contextmanager
     def undivided(self) -> Iterator[None]:
@@ -278,18 +290,31 @@ class Ranks:
             sizes: how much each rank gets.
             received: how much comes from each rank.
         """
-        out = torch.empty(sum(received), dtype=values.dtype)
-        splits = (list(received), list(sizes))
-        self._wait_for(lambda: dist.all_to_all_single(out, values, *splits, group=self._group))
-        self.traffic.sent_bytes += (values.numel() - sizes[self.rank]) * values.itemsize
-        return out
+        return self.mail.exchange(values, sizes, received)
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, [ranks, n]; `values` is [n] on each of them."""
-        out = torch.empty(self.size, values.numel(), dtype=values.dtype)
-        sent = values.contiguous()
-        self._wait_for(lambda: dist.all_gather(list(out.unbind()), sent, group=self._group))
-        self.traffic.sent_bytes += (self.size - 1) * values.numel() * values.itemsize
+        return self.mail.gather(values.contiguous())
+
+    def _exchange_over(
+        self, link: RankLink, values: Tensor, sizes: Sequence[int], room: Sequence[int]
+    ) -> Tensor:
+        """Send each rank of a link its part; see `hosts.Exchange`."""
+        group = group_over(link, self._group)
+        out = torch.empty(sum(room), dtype=values.dtype)
+        splits = (list(room), list(sizes))
+        self._wait_for(lambda: dist.all_to_all_single(out, values, *splits, group=group))
+        own_size = sizes[dist.get_rank(group)]
+        self.traffic.add_sent((values.numel() - own_size) * values.itemsize, len(sizes) - 1)
+        return out
+
+    def _gather_over(self, link: RankLink, values: Tensor) -> Tensor:
+        """Return the values of all ranks of a link, [ranks, n]."""
+        group = group_over(link, self._group)
+        out = torch.empty(dist.get_world_size(group), values.numel(), dtype=values.dtype)
+        self._wait_for(lambda: dist.all_gather(list(out.unbind()), values, group=group))
+        others = len(out) - 1
+        self.traffic.add_sent(others * values.numel() * values.itemsize, others)
         return out
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -382,7 +407,7 @@ class Ranks:
             values = values if self.rank == 0 else torch.empty(size, dtype=torch.int64)
             self._wait_for(lambda: dist.broadcast(values, src=0, group=self._group))
             if self.rank == 0:
-                self.traffic.sent_bytes += (self.size - 1) * 8 * size
+                self.traffic.add_sent((self.size - 1) * 8 * size, self.size - 1)
         else:
             values = first[1:]
         received: _Message = _unpacked(values)

@@ -50,12 +50,12 @@ class RankAnswer:
     Attributes:
         ids: those that were asked for.
         statistics: of the tables of this rank, after its map.
-        sent_bytes: to other ranks, on connections of their own.
+        traffic: to other ranks, on connections of their own.
     """
 
     ids: AskedIds
     statistics: Statistics
-    sent_bytes: int
+    traffic: Traffic
 
 
 @dataclass(eq=False)
@@ -167,10 +167,10 @@ class AskingThread:
         except Exception as error:
             self._error = error
             raise
-        sent_bytes = self._connections.traffic.sent_bytes
+        traffic = self._connections.traffic
         self._connections.traffic = Traffic()
         tables = [table for layout in layouts for table in layout.tables]
-        return RankAnswer(ids, {table.name: table.stats for table in tables}, sent_bytes)
+        return RankAnswer(ids, {table.name: table.stats for table in tables}, traffic)
 
 
 class ShardedLookup(NativeLookup):
@@ -206,7 +206,7 @@ class ShardedLookup(NativeLookup):
         asked = RankAsked(wanted, wanted.agreed())
         if wanted.queue is None:
             asked.answer = Future()
-            asked.answer.set_result(RankAnswer(asked.ask(self._exchange(asked)), {}, 0))
+            asked.answer.set_result(RankAnswer(asked.ask(self._exchange(asked)), {}, Traffic()))
         else:
             self._thread = self._thread or AskingThread(self._ranks, self._placement)
             self._thread.add(asked, wanted.queue)
@@ -216,7 +216,7 @@ class ShardedLookup(NativeLookup):
         self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
     ) -> list[list[Plan | None]]:
         answer = _answer_of(asked)
-        self._ranks.traffic.sent_bytes += answer.sent_bytes
+        self._ranks.traffic.add_sent(answer.traffic.sent_bytes, answer.traffic.messages)
         plans = self._exchange(asked).take(answer.ids, grains)
         if self._thread is not None:
             self._thread.go_on()

@@ -15,11 +15,18 @@ class Traffic:
 
     Attributes:
         sent_bytes: to other ranks.
+        messages: to other ranks.
         wait_seconds: in calls to them: until all had called, and until their values were here.
     """
 
     sent_bytes: int = 0
+    messages: int = 0
     wait_seconds: float = 0.0
+
+    def add_sent(self, num_bytes: int, messages: int) -> None:
+        """Count messages that were sent."""
+        self.sent_bytes += num_bytes
+        self.messages += messages
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -41,6 +48,7 @@ class RankWork:
         samples: of the grains that it computed.
         rows: of all tables, that it owns.
         sent_bytes: to other ranks, in steps.
+        messages: to other ranks, in steps.
         wait_seconds: in calls to other ranks, in steps.
     """
 
@@ -49,4 +57,5 @@ class RankWork:
     samples: int
     rows: int
     sent_bytes: int
+    messages: int
     wait_seconds: float

@@ -15,25 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
-from hotbed.parallel.dense import LINE
+from hotbed.parallel.hosts import Hosts
 from hotbed.parallel.placement import Placement
-from hotbed.parallel.ranks import HEAD_WORDS
 
+from .messages import CALLS_OF_ROWS, FLOAT, Counts, Sent, StepFacts, sent_in_step
 from .tables import Floats, TableFacts
 
 MOST_RANKS = PARTITIONS
 """The parts of a table, each of which can lie on a rank of its own."""
-WORD = 8
-FLOAT = 4
 SPARE = 32 << 20
 """Bytes of what malloc keeps in a long run, and of the buffers of a save."""
 
 PARTS = ("network", "reading", "messages", "bytes", "waiting", "disk")
 """What takes the time of a step; "network" is its own work, with the update of its rows."""
-_CALLS_OF_ROWS = 3
-"""The first calls of a step, which ask for rows: counts, ids, rows."""
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +110,13 @@ class LinkSpeed:
         (few, short), (many, long) = self.points[-2:]
         return (many - few) / (long - short)
 
-    def seconds(self, num_bytes: float, peers: int) -> float:
+    def seconds(self, num_bytes: float, peers: float) -> float:
         """Return the seconds of a call that sends `num_bytes` in all, in one message a peer."""
         if not peers:
             return 0.0
         sizes, times = zip(*self.points, strict=True)
         beyond = max(num_bytes - sizes[-1], 0) / self.bandwidth
-        return float((peers - 1) * self.latency + np.interp(num_bytes, sizes, times) + beyond)
+        return float(max(peers - 1, 0) * self.latency + np.interp(num_bytes, sizes, times) + beyond)
 
 
 @dataclass(frozen=True)
@@ -168,11 +162,13 @@ class Workload:
         step_seconds: by samples, rising: of a step in grains of the job's size, on one thread.
         read_seconds: of reading a batch.
         feature_seconds: those of them that ranks share out by grains; 0 = each reads all.
-        link: between ranks.
+        link: between ranks, or between hosts that share it among their ranks.
         cores: of a machine.
         copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
         slack_seconds: of a step, in which ranks wait for the slowest.
-        whole_host: whether each rank has the cores of a machine; else all share those of one.
+        whole_host: whether there are several machines; else all ranks share the cores of one.
+        host_ranks: ranks of each of several machines.
+        host_link: between the ranks of one of several machines; None = it has one.
         cpu_share: of the time of the steps that were measured, for which they had a processor.
         spread: by how much rounds of the same steps differed, as a share of the shortest.
         score_seconds: to score a batch on one thread.
@@ -195,6 +191,8 @@ class Workload:
     slack_seconds: float = 0.0
     feature_seconds: float = 0.0
     whole_host: bool = False
+    host_ranks: int = 1
+    host_link: LinkSpeed | None = None
     cpu_share: float = 1.0
     spread: float = 0.0
     score_seconds: float = 0.0
@@ -220,13 +218,40 @@ class Workload:
             slack_seconds=max(wait_seconds - of_two.link_seconds, 0.0),
         )
 
-    def with_link(self, latency: float | None, bandwidth: float | None) -> Workload:
-        """Return the same between hosts: each rank has one, with this link where it is given."""
-        if latency is None and bandwidth is None:
-            return self
+    def with_hosts(
+        self, ranks: int, latency: float | None = None, bandwidth: float | None = None
+    ) -> Workload:
+        """Return the same on hosts of some ranks each, with this link where it is given."""
         latency = self.link.latency if latency is None else latency
         bandwidth = self.link.bandwidth if bandwidth is None else bandwidth
-        return replace(self, link=LinkSpeed.of(latency, bandwidth), whole_host=True)
+        link = LinkSpeed.of(latency, bandwidth)
+        return replace(self, link=link, whole_host=True, host_ranks=ranks, host_link=self.link)
+
+    def hosts(self, ranks: int) -> Hosts:
+        """Return the hosts of so many ranks; as `Hosts.of`."""
+        return Hosts.of([rank // self.host_ranks for rank in range(ranks)])
+
+    def call_seconds(self, sent: Sent) -> Floats:
+        """Return the seconds of each call."""
+        between, on_host = self._links(sent)
+        share = self.host_ranks if between is self.link else 1
+        seconds = []
+        for num_bytes, messages in zip(sent.num_bytes.max(2), sent.messages.max(2), strict=True):
+            of_hosts = between.seconds(share * num_bytes[0], messages[0])
+            seconds.append(of_hosts + on_host.seconds(num_bytes[1], messages[1]))
+        return np.array(seconds)
+
+    def latencies(self, sent: Sent) -> Floats:
+        """Return the seconds of each call that its messages take without their bytes."""
+        between, on_host = self._links(sent)
+        latencies: Floats = sent.messages.max(2) @ [between.latency, on_host.latency]
+        return latencies
+
+    def _links(self, sent: Sent) -> tuple[LinkSpeed, LinkSpeed]:
+        """Return the link between ranks that are hosts of their own, and that on a host."""
+        on_host = self.host_link or self.link
+        is_one_host = sent.messages.shape[2] <= self.host_ranks
+        return (on_host if is_one_host else self.link), on_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +266,7 @@ class RanksPlan:
         memory: of each process.
         asked: distinct ids that each is asked for in a step, by all ranks.
         sent_bytes: of each in a step, to all others.
-        messages: of each in a step: calls, each to every other rank.
+        messages: that the rank with most of them sends in a step.
         times: seconds of a step, by what takes them: `PARTS`.
         disk: bytes of the rows of each rank on its disk.
         reads: rows that a rank reads from it in a step, about.
@@ -257,7 +282,7 @@ class RanksPlan:
     memory: Floats
     asked: Floats
     sent_bytes: Floats
-    messages: int
+    messages: float
     times: Mapping[str, float]
     disk: Floats
     reads: float
@@ -303,16 +328,16 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         rows += np.bincount(owner, table.rows, ranks)
         table_bytes += table.memory(owner, ranks)
         disk += table.disk(owner, ranks)
-    sent = np.zeros((_num_calls(work), ranks))
+    hosts = work.hosts(ranks)
+    facts = StepFacts(work.tables, work.dense, work.modules)
     asked = np.zeros(ranks)
+    steps = []
     for batch in work.batches:
         counts = _asked_of(work, batch, placement, owners)
-        sent += traffic(work, placement, counts)
+        steps.append(sent_in_step(facts, placement, hosts, counts))
         asked += counts.sum((0, 1))
-    num_batches = max(len(work.batches), 1)
-    sent /= num_batches
-    sent_bytes = sent.sum(0)
-    calls = [work.link.seconds(of_call.max(), ranks - 1) for of_call in sent]
+    sent = Sent.mean(steps) if steps else Sent.nothing(ranks)
+    sent_bytes = sent.num_bytes.sum((0, 1))
     reads = sum(table.reads(ranks) for table in work.tables)
     return RanksPlan(
         ranks,
@@ -320,21 +345,19 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         rows,
         table_bytes,
         memory=table_bytes + process_memory(work, placement) + 2 * sent_bytes,
-        asked=asked / num_batches,
+        asked=asked / max(len(steps), 1),
         sent_bytes=sent_bytes,
-        messages=len(sent) * (ranks - 1),
-        times=_times(work, placement, calls, float(sent_bytes.max()), reads),
+        messages=float(sent.messages.sum((0, 1)).max()),
+        times=_times(work, placement, sent, reads),
         disk=disk,
         reads=reads,
-        scored_seconds=_scored_seconds(work, placement, calls),
+        scored_seconds=_scored_seconds(work, placement, sent),
         save_seconds=_save_seconds(work, float(rows.max()), float(disk.max())),
         state_bytes=None if work.save is None else work.save.row_bytes * float(rows.sum()),
     )
 
 
-def _times(
-    work: Workload, placement: Placement, calls: Sequence[float], sent_bytes: float, reads: float
-) -> dict[str, float]:
+def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> dict[str, float]:
     """Return the seconds of a step of the slowest rank, by what takes them.
 
     It computes its grains, and reads, where no other core does that ahead. Of several it calls
@@ -343,28 +366,29 @@ def _times(
     ranks = placement.ranks
     grains = max(len(placement.grains_of(rank)) for rank in range(ranks))
     network = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
-    cores = work.cores if work.whole_host else work.cores // ranks
+    cores = work.cores // (work.host_ranks if work.whole_host else ranks)
     reading = work.read_seconds - work.feature_seconds * (1 - grains / placement.grains)
     if cores > 1:
         reading = max(reading - network, 0.0)
-    messages = len(calls) * (ranks - 1) * work.link.latency
+    messages = float(work.latencies(sent).sum())
+    sent_bytes = float(sent.num_bytes.sum((0, 1)).max())
     several = ranks > 1
     times = {
         "network": network,
         "reading": reading,
         "messages": messages,
-        "bytes": max(sum(calls) - messages, 0.0) + several * work.copy_seconds * sent_bytes,
+        "bytes": float(work.call_seconds(sent).sum()) - messages + work.copy_seconds * sent_bytes,
         "waiting": several * work.slack_seconds,
     }
     assert tuple(times) == PARTS[:-1]
     return times | {"disk": _disk_seconds(work, reads, ranks, sum(times.values()))}
 
 
-def _scored_seconds(work: Workload, placement: Placement, calls: Sequence[float]) -> float:
+def _scored_seconds(work: Workload, placement: Placement, sent: Sent) -> float:
     """Return the seconds to score a batch: each collection asks for the rows of each grain."""
     rounds = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
-    latency = _CALLS_OF_ROWS * (placement.ranks - 1) * work.link.latency
-    in_bytes = max(sum(calls[:_CALLS_OF_ROWS]) - latency, 0.0)
+    latency = float(work.latencies(sent)[:CALLS_OF_ROWS].sum())
+    in_bytes = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) - latency
     own_seconds = work.score_seconds * rounds / placement.grains
     return own_seconds + in_bytes + rounds * work.modules * latency
 
@@ -377,7 +401,7 @@ def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> fl
     """
     if work.disk is None:
         return 0.0
-    sharing = 1 if work.whole_host else ranks
+    sharing = work.host_ranks if work.whole_host else ranks
     of_disk = reads * sharing * work.disk.read_seconds
     return max(reads * work.disk.cpu_seconds, of_disk - others)
 
@@ -401,58 +425,6 @@ def _asked_of(
             for ids, owner in zip(batch.tables, owners, strict=True)
         ]
     )
-
-
-def _num_calls(work: Workload) -> int:
-    """Return the calls of a step: counts, ids, rows, sums, totals; rows of tables with a cap."""
-    return 5 + any(table.capped for table in work.tables)
-
-
-def traffic(work: Workload, placement: Placement, asked: Counts) -> Floats:
-    """Return the bytes that each rank sends the others in each call of a step, [calls, ranks].
-
-    Args:
-        work: the job.
-        placement: of its rows and grains.
-        asked: how many ids each block asks each rank for, [tables, blocks, ranks].
-    """
-    ranks = placement.ranks
-    blocks = np.array([len(of_rank) for of_rank in placement.blocks])
-    asker = np.repeat(np.arange(ranks), blocks)
-    others = ranks - 1
-    words = np.zeros(ranks)
-    rows = np.zeros(ranks)
-    sums = np.zeros(ranks)
-    for table, counts in zip(work.tables, asked, strict=True):
-        for_others = np.where(asker[:, None] == np.arange(ranks), 0, counts)
-        halves = table.counted * ((for_others + 1) // 2)
-        words += np.bincount(asker, (table.words * for_others + halves).sum(1), ranks)
-        rows += for_others.sum(0) * table.dim
-        sums += np.bincount(asker, for_others.sum(1) * table.dim, ranks)
-    num_values, width, shares = dense_shares(work.dense, ranks)
-    calls = [
-        WORD * others * (HEAD_WORDS + 1 + blocks * len(work.tables)),
-        WORD * words,
-        FLOAT * rows,
-        FLOAT * (sums + blocks * (num_values - shares))
-        + WORD * others * (work.modules + len(work.dense)),
-        np.full(ranks, FLOAT * others * (work.modules + width)),
-    ]
-    if len(calls) < _num_calls(work):
-        calls.append(np.full(ranks, WORD * others * len(work.tables)))
-    return np.stack(calls).astype(np.float64)
-
-
-def dense_shares(dense: Sequence[int], ranks: int) -> tuple[int, int, Counts]:
-    """Return the dense values of a message, and of a share: the largest, and that of each rank.
-
-    Each tensor begins with a line of memory, as in `DenseExchange`.
-    """
-    line = LINE // FLOAT
-    num_values = sum(-(-size // line) * line for size in dense)
-    width = -(-num_values // ranks)
-    ends = np.minimum(np.arange(ranks + 1) * width, num_values)
-    return num_values, width, np.diff(ends)
 
 
 def process_memory(work: Workload, placement: Placement) -> Floats:

@@ -244,7 +244,8 @@ def _tables(histories: Mapping[str, History]) -> str:
 def _ranks(histories: Mapping[str, History]) -> str:
     """Return the sections with what each of several processes did."""
     blocks = []
-    head = ["rank", "samples", "rows", "bytes sent a step", "seconds waiting", "of them a step"]
+    head = ["rank", "samples", "rows", "bytes sent a step", "messages a step"]
+    head += ["seconds waiting", "of them a step"]
     for name, history in histories.items():
         rows = []
         for work in history.ranks:
@@ -253,6 +254,7 @@ def _ranks(histories: Mapping[str, History]) -> str:
                 work.samples,
                 work.rows,
                 work.sent_bytes / steps,
+                work.messages / steps,
                 work.wait_seconds,
                 work.wait_seconds / steps,
             )
