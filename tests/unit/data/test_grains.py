@@ -19,12 +19,15 @@ from hotbed.connectors import (
     Generated,
     Live,
     Memory,
+    Norm,
     Parquet,
     Position,
+    Raw,
     Replay,
     Source,
 )
-from hotbed.data import Batch, Dataset, Id, Label, Schema
+from hotbed.data import Batch, Dataset, Dense, Id, Label, Schema, Time
+from hotbed.data.batch import changed
 from hotbed.data.grains import Cut
 from hotbed.data.order import place_at
 from hotbed.data.stream import Block, StreamCuts
@@ -175,3 +178,76 @@ def test_batches_of_a_block_share_the_rows_of_each_grain(
     for number, cut in enumerate(whole[:-1], 1):
         assert [c.place for c in cuts(Position(cut.place))] == [c.place for c in whole[number:]]
     assert all(cut.place["source"] == after.state for cut in whole[-1:])
+
+
+RANKS = Schema(
+    [Label("label"), Time("time", unit="s"), Id("row"), Id("bag"), Dense("pair", width=2)]
+)
+
+
+def rows_by_ranges(folder: Path, kind: str) -> Source:
+    """51 rows: a source of each kind whose grains have ranges of their own."""
+    bags = pa.array([[row] * (row % 3) for row in range(51)], pa.list_(pa.int64()))
+    pairs = pa.array([[float(row), 0.5] for row in range(51)], pa.list_(pa.float32(), 2))
+    rows = {**columns(51), "time": list(range(51)), "bag": bags, "pair": pairs}
+    memory = Memory(rows)
+    if kind in ("Norm", "Raw"):
+        times = Memory({"row": rows["row"], "time": rows.pop("time")})
+        two = pa.array([[row, row] for row in range(51)], pa.list_(pa.int64(), 2))
+        slots = {"row": 1, "bag": 2}
+        norm = Norm(folder / "rows", ["label"], list(slots), dense="pair")
+        raw = Raw(folder / "rows", ["label"], 2, slots, dense_type="float32", dense="pair")
+        file = raw if kind == "Raw" else norm
+        file.write(Memory({**rows, "bag": two}))
+        return file.join(times, on="row") if kind == "Raw" else file
+    if kind == "Parquet":
+        pq.write_table(memory.table, folder / "rows.parquet", row_group_size=7)
+        return Parquet(folder / "rows.parquet")
+    if kind == "Concat":
+        return Concat([memory.slice(0, 20), memory.slice(20, 51)])
+    return memory
+
+
+@pytest.mark.parametrize("kind", ["Memory", "Parquet", "Concat", "Raw", "Norm"])
+@pytest.mark.parametrize("options", [{}, {"shuffle": 20, "seed": 3}, {"drop_last": True}])
+def test_a_rank_reads_the_features_of_its_grains_and_the_labels_of_all(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = rows_by_ranges(tmp_path, kind)
+    present = source.schema().names  # a slot of Norm holds lists, which no time can be joined by
+    schema = Schema([column for column in RANKS.columns if column.source in present])
+    data = Dataset(source, schema, 8, **options)
+    data.divide(4)
+    assert data.can_share_out
+    whole = list(data.epoch(0))
+    begins = whole[2].position
+    for own in (range(1), range(1, 4), range(4)):
+        batches = list(data.epoch(0, own))
+        assert len(batches) == len(whole)
+        for batch, expected in zip(batches, whole, strict=True):
+            first, *_, last = [0, *expected.grain_ends][own.start : own.stop + 1]
+            assert_same(batch, expected[first:last])
+            assert batch.whole is not None
+            assert_same(batch.whole, changed(expected, {"ids": {}, "dense": {}}))
+            assert batch.whole.grain_ends == expected.grain_ends
+            assert [len(run) for run in runs(batch)] == [
+                len(run) * (grain in own) for grain, run in enumerate(runs(expected))
+            ]
+        assert begins is not None
+        rest = list(data.resume(begins).epoch(0, own))
+        assert [batch.num_samples for batch in rest] == [b.num_samples for b in batches[3:]]
+
+
+def assert_same(batch: Batch, expected: Batch) -> None:
+    """Compare the samples of two batches, column by column."""
+    assert batch.num_samples == expected.num_samples
+    assert batch.ids.keys() == expected.ids.keys()
+    for name, ids in expected.ids.items():
+        assert batch.ids[name].values.tolist() == ids.values.tolist()
+        assert batch.ids[name].lengths().tolist() == ids.lengths().tolist()
+    for name, values in expected.dense.items():
+        assert batch.dense[name].tolist() == values.tolist()
+    if expected.num_samples:
+        assert batch.labels["label"].tolist() == expected.labels["label"].tolist()
+        assert (batch.time is None) == (expected.time is None)
+        assert np.array_equal(batch.time, expected.time)
