@@ -136,7 +136,16 @@ def test_verbs_and_flags_are_frozen() -> None:
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
         "doctor": ["--disk", "--ranks"],
-        "plan": ["--bandwidth", "--disk-reads", "--latency", "--ram", "--ranks", "--rows", *job],
+        "plan": [
+            "--bandwidth",
+            "--disk-reads",
+            "--host-ranks",
+            "--latency",
+            "--ram",
+            "--ranks",
+            "--rows",
+            *job,
+        ],
     }
 
 

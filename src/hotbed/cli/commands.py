@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: read the arguments, call what does the work, print what it returns.
 
-A new setting is a key of a job, not a flag.
+A new setting is a key of a job, not a flag. Each command imports what does its work: the processes
+of several ranks start after what their launcher has imported.
 """
 
 from __future__ import annotations
@@ -12,33 +13,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed import config
-from hotbed.cli import checkpoints, processes, show
-from hotbed.cli import disk as disks
-from hotbed.cli import doctor as machine
-from hotbed.cli import planning as of_plan
+from hotbed.cli import processes
 from hotbed.cli.launch import launch
-from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.job import run
-from hotbed.job.file import names_a_job, parse_value
-from hotbed.job.job import Job
-from hotbed.job.json_schema import json_schema
-from hotbed.job.plan_page import write_plan
-from hotbed.job.planning import Wishes
-from hotbed.job.planning import plan as plan_job
-from hotbed.job.ranks import from_first
-from hotbed.job.tables import StateSettings
-from hotbed.persist.upkeep.inspect import describe_checkpoint
-from hotbed.persist.upkeep.inspect import diff as difference_of
-from hotbed.persist.upkeep.inspect import verify as verify_checkpoint
-from hotbed.persist.upkeep.rollback import roll_back
-from hotbed.prepare import Engine, Preparation, Workflow
-from hotbed.prepare import prepare as run_prepare
+
+if TYPE_CHECKING:
+    from hotbed.job.job import Job
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
@@ -95,6 +79,9 @@ def train(
         flags = ["--restart"] if restart else []
         _run_on_ranks(ranks, ["train", str(job_file), *flags], assignments)
         return
+    from hotbed.cli import show
+    from hotbed.job import run
+
     job = run.read(job_file, _assigned(assignments, "job"))
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
@@ -138,6 +125,11 @@ def plan(
     It samples the ids of `train`, and measures this machine for a few seconds, and the disk of
     tables on hb.Ssd. plan.html in the job's output has the picture. See docs/ranks.md.
     """
+    from hotbed.cli import planning as of_plan
+    from hotbed.job.plan_page import write_plan
+    from hotbed.job.planning import Wishes
+    from hotbed.job.planning import plan as plan_job
+
     job = _read(job_file, assignments)
     wishes = Wishes(
         ranks,
@@ -175,6 +167,9 @@ def online(
         flags += [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
         _run_on_ranks(ranks, ["online", str(job_file), *flags], assignments)
         return
+    from hotbed.cli import show
+    from hotbed.job import run
+
     learned = run.online(
         _read(job_file, assignments), max_steps, max_seconds, report=show.print_event, progress=True
     )
@@ -211,6 +206,11 @@ def prepare(
     With --workflow, the source and the output come from the file, and all rows are in the part
     `valid`. See docs/prepare.md.
     """
+    from hotbed import config
+    from hotbed.cli import show
+    from hotbed.prepare import Engine, Preparation, Workflow
+    from hotbed.prepare import prepare as run_prepare
+
     job = Preparation.read(job_file, _assigned(assignments, "prepare"))
     runs_tasks = config.build({"kind": engine, "workers": workers}, Engine, "--engine")
     with show.StageBars() as bars:
@@ -226,14 +226,18 @@ def prepare(
 @app.command()
 def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = None) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
+    if ranks is not None and ranks > 1:
+        _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
+        return
+    from hotbed.cli import show
+    from hotbed.job import run
+    from hotbed.job.file import names_a_job
+
     if not names_a_job(str(job_file)):
         raise ConfigError(
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    if ranks is not None and ranks > 1:
-        _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
-        return
     show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
 
 
@@ -258,6 +262,10 @@ def predict(
     Without `predict`, `valid` is scored. predictions.parquet has the predictions in the order of
     the rows. An exported model does not need torch.
     """
+    from hotbed.cli import show
+    from hotbed.job import run
+    from hotbed.job.file import names_a_job
+
     if names_a_job(what):
         if files:
             raise ConfigError(
@@ -296,6 +304,11 @@ def export(
     assignments: Assignments = None,
 ) -> None:
     """Freeze the newest model of a job or a checkpoint for `hotbed serve` and `hotbed predict`."""
+    from hotbed.cli import show
+    from hotbed.job import run
+    from hotbed.job.file import names_a_job
+    from hotbed.job.tables import StateSettings
+
     if names_a_job(what):
         exported = run.export(_read(Path(what), assignments), out)
     elif out is None:
@@ -323,6 +336,11 @@ def publish(
     assignments: Assignments = None,
 ) -> None:
     """Publish a state for servers, such as an earlier one after bad data. See docs/persist.md."""
+    from hotbed.cli import show
+    from hotbed.job import run
+    from hotbed.job.file import names_a_job
+    from hotbed.job.tables import StateSettings
+
     if names_a_job(what):
         published = run.publish(_read(Path(what), assignments), to, state, keep)
     else:
@@ -341,6 +359,11 @@ def inspect(
     assignments: Assignments = None,
 ) -> None:
     """Show a job with its columns, tables and trained model; or the contents of a checkpoint."""
+    from hotbed.cli import checkpoints, show
+    from hotbed.job import run
+    from hotbed.job.file import names_a_job
+    from hotbed.persist.upkeep.inspect import describe_checkpoint
+
     if names_a_job(what):
         show.print_job(run.inspect(_read(Path(what), assignments)))
     else:
@@ -420,6 +443,9 @@ def verify(checkpoint: Checkpoint) -> None:
     CKPT may also be a prepared folder, or the folder of rows of a server. A bad file is named, and
     the exit code is 2.
     """
+    from hotbed.cli import checkpoints
+    from hotbed.connectors.prepared import is_prepared, verify_prepared
+    from hotbed.persist.upkeep.inspect import verify as verify_checkpoint
     from hotbed.serving.main import is_served, verify_served
 
     if is_prepared(checkpoint):
@@ -436,6 +462,10 @@ def rollback(
     state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
 ) -> None:
     """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
+    from hotbed.cli import checkpoints
+    from hotbed.job.ranks import from_first
+    from hotbed.persist.upkeep.rollback import roll_back
+
     if processes.is_rank():
         rolled_back = from_first(lambda: roll_back(path, state))
     else:
@@ -455,6 +485,9 @@ def restore(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> 
 @app.command()
 def diff(one: Checkpoint, two: Checkpoint) -> None:
     """Show the differences between two checkpoints; the exit code is 1 if there are any."""
+    from hotbed.cli import checkpoints, show
+    from hotbed.persist.upkeep.inspect import diff as difference_of
+
     difference = difference_of(one, two)
     if difference["same"]:
         show.print_line("the same content")
@@ -489,6 +522,10 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
+    from hotbed.cli import show
+    from hotbed.job import run
+    from hotbed.prepare import Preparation
+
     names = None
     if columns is not None:
         names = [name.strip() for name in columns.split(",")]
@@ -508,6 +545,8 @@ def init(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of job files, for completion and checks in editors."""
+    from hotbed.job.json_schema import json_schema
+
     typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
 
@@ -527,6 +566,10 @@ def doctor(
     With --ranks N, connect N processes, and measure how fast they reach each other. Under
     torchrun, do it with the processes that it started, also on several hosts.
     """
+    from hotbed.cli import disk as disks
+    from hotbed.cli import doctor as machine
+    from hotbed.cli import show
+
     if processes.is_rank():
         machine.print_connection(machine.connection())
         return
@@ -551,7 +594,7 @@ def main() -> None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
     if processes.is_rank():
         processes.behave_as_rank()
-        show.console.quiet = not processes.is_first()
+        _show_on_first()
     try:
         app()
     except HotbedError as error:
@@ -559,12 +602,21 @@ def main() -> None:
             processes.leave(error, 2)
         if os.environ.get("HOTBED_TRACEBACK"):
             raise
+        from hotbed.cli import show
+
         show.print_error(error)
         sys.exit(2)
     except Exception as error:
         if processes.is_rank():
             processes.leave(error, 1)
         raise
+
+
+def _show_on_first() -> None:
+    """Let the first rank alone print."""
+    from hotbed.cli import show
+
+    show.console.quiet = not processes.is_first()
 
 
 def _run_on_ranks(
@@ -577,11 +629,15 @@ def _run_on_ranks(
     flags = [f"--set={assignment}" for assignment in assignments or ()]
     failure = launch([*arguments, *flags], ranks)
     if failure is not None:
+        from hotbed.cli import show
+
         show.print_failure(failure)
         raise typer.Exit(failure.exit_code)
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:
+    from hotbed.job import run
+
     job = run.read(job_file, _assigned(assignments, "job"))
     if isinstance(job, run.ForeignJob):
         raise ConfigError(
@@ -592,6 +648,8 @@ def _read(job_file: Path, assignments: list[str] | None) -> Job:
 
 
 def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:
+    from hotbed.job.file import parse_value
+
     values: dict[str, Any] = {}
     for assignment in assignments or []:
         path, equals, text = assignment.partition("=")
