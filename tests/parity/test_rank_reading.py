@@ -376,8 +376,13 @@ def test_callbacks_that_read_batches_are_known_by_their_code() -> None:
         SimpleNamespace(on_step_end=Reader().on_step_end),
         hb.callbacks.Windows(samples=5),
     ]
+    counts = Counts()
+    counts.losses = [0.0] * 20_000  # too many to look at
+    readers.append(counts)
     assert [Callbacks([callback]).reads_features for callback in readers] == [True] * len(readers)
-    others = [Counts(), Several(Counts()), ReadsLabels(), hb.callbacks.Evict(step_interval=3)]
+    plain = SimpleNamespace(on_step_end=lambda run: torch.save(np.mean(run.step), "steps"))
+    evict = hb.callbacks.Evict(step_interval=3)
+    others = [Counts(), Several(Counts()), ReadsLabels(), plain, evict]
     assert not Callbacks([*others, hb.callbacks.Checkpoint("states")]).reads_features
 
 

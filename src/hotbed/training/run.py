@@ -18,7 +18,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import WHOLE, Shard, at
-from hotbed.training.stages.compared import names_read
+from hotbed.training.stages.compared import reads_name
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.map_stage import MapStage
@@ -422,10 +422,7 @@ class Callbacks:
 
         One of another package does if it reads `run.example`.
         """
-        return any(
-            getattr(callback, "reads_features", "example" in names_read(callback))
-            for callback in self.all
-        )
+        return any(map(_reads_features, self.all))
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether a callback reads or changes tables between this step and the next one."""
@@ -490,6 +487,11 @@ def _place(callback: Any, name: str) -> int:
     owners = [callback, *type(callback).__mro__]
     places = (place for place, owner in enumerate(owners) if name in getattr(owner, "__dict__", ()))
     return next(places, 0)
+
+
+def _reads_features(callback: Any) -> bool:
+    says: bool | None = getattr(callback, "reads_features", None)
+    return reads_name(callback, "example") if says is None else says
 
 
 def _check_callback(callback: Any) -> None:

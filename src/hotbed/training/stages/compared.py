@@ -15,7 +15,7 @@ import enum
 import functools
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -37,6 +37,8 @@ WORDS = (enum.Enum, PurePath, range, slice, torch.dtype, torch.device)
 BAGS = (argparse.Namespace, SimpleNamespace)
 """Classes of known packages whose values hold what a program puts there."""
 
+MOST_OBJECTS = 10_000
+"""That are looked at for one that reads an attribute."""
 DEPTH = 12
 """How many values deep in each other are looked at."""
 _KNOWN = {"hotbed", "numpy", "torch", *sys.stdlib_module_names} - {"__main__"}
@@ -53,13 +55,12 @@ def compared(value: Any, *, weights: bool = True) -> Any:
     return _Comparison(weights).of(value, frozenset(), 0)
 
 
-def names_read(value: Any) -> frozenset[str]:
-    """Return the names that the code of an object reads, but for that of known packages.
+def reads_name(value: Any, name: str) -> bool:
+    """Return whether the code of an object reads an attribute, as far as that can be seen.
 
-    These are attributes, globals and words in the methods of its class, in functions that it holds,
-    and in those that they name.
+    The code is that of the methods of its class, of functions that it holds, and of those that they
+    name, but for known packages. An object that leads to very many others is said to read it.
     """
-    names: set[str] = set()
     seen: dict[int, Any] = {}
     left = [value]
     while left:
@@ -67,26 +68,40 @@ def names_read(value: Any) -> frozenset[str]:
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, (list, tuple)):
-            left += value
-        elif isinstance(value, Mapping):
-            left += value.values()
-        elif isinstance(value, functools.partial):
-            left += [value.func, value.args, value.keywords]
-        elif isinstance(value, MethodType):
-            left += [value.__func__, value.__self__]
-        elif isinstance(value, FunctionType):
-            if not _is_known(value):
-                names |= _words_in(value.__code__)
-                left += [_content(cell) for cell in value.__closure__ or ()]
-                named = _globals_of(value.__code__) & value.__globals__.keys()
-                left += [value.__globals__[name] for name in named]
-        elif isinstance(value, type):
-            left += [part for each in vars(value).values() for part in _functions_of(each)]
-        elif isinstance(value, BAGS) or not _is_known(type(value)):
-            left += [kind for kind in type(value).__mro__ if not _is_known(kind)]
-            left += getattr(value, "__dict__", {}).values()
-    return frozenset(names)
+        if isinstance(value, FunctionType):
+            if _is_known(value):
+                continue
+            if name in _words_in(value.__code__):
+                return True
+        left += _led_to(value)
+        if len(seen) + len(left) > MOST_OBJECTS:
+            return True
+    return False
+
+
+def _led_to(value: Any) -> Iterable[Any]:
+    """Return the values through which an object leads to code, but for that of known packages."""
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, MethodType):
+        return (value.__func__, value.__self__)
+    if isinstance(value, FunctionType):
+        named = _globals_of(value.__code__) & value.__globals__.keys()
+        of_globals = [value.__globals__[name] for name in named]
+        return [*of_globals, *(_content(cell) for cell in value.__closure__ or ())]
+    if isinstance(value, type):
+        return [] if _is_known(value) else _functions_in(value)
+    if isinstance(value, BAGS) or not _is_known(type(value)):
+        return [*type(value).__mro__, *getattr(value, "__dict__", {}).values()]
+    return ()
+
+
+def _functions_in(kind: type) -> list[FunctionType]:
+    return [function for value in vars(kind).values() for function in _functions_of(value)]
 
 
 class _Comparison:
