@@ -170,29 +170,33 @@ class Halves(Lookup):
         return plans
 
     def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[hb.Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
+        self, layout: FeatureLayout, inputs: Sequence[hb.Ids], time: Any, **how: bool
     ) -> tuple[Pooled, MappedIds]:
+        def of_half(half: int, layout: FeatureLayout, ids: Any) -> tuple[Pooled, MappedIds]:
+            return self.local.pool(layout, ids, time, **how)
+
+        return self._pooled(layout, inputs, of_half)
+
+    def pool_plan(
+        self, layout: FeatureLayout, inputs: Sequence[hb.Ids], plan: Plan
+    ) -> tuple[Pooled, MappedIds]:
+        assert isinstance(plan.mapped, HalfIds)
+        parts = plan.mapped.mapped
+
+        def of_half(half: int, layout: FeatureLayout, ids: Any) -> tuple[Pooled, MappedIds]:
+            return self.local.pool_plan(layout, ids, Plan(tuple(ids), parts[half]))
+
+        return self._pooled(layout, inputs, of_half)
+
+    def _pooled(
+        self, layout: FeatureLayout, inputs: Sequence[hb.Ids], pool: Callable[..., Any]
+    ) -> tuple[Pooled, MappedIds]:
+        """Return the results of both halves; `pool`: returns those of one."""
         owners, routed = route(inputs)
-        plans: Parts = [None, None]
-        if plan is not None:
-            assert isinstance(plan.mapped, HalfIds)
-            plans = [
-                Plan(tuple(ids), mapped)
-                for ids, mapped in zip(routed, plan.mapped.mapped, strict=True)
-            ]
         every_mapped = []
         rows = [torch.empty(len(of), dim) for of, dim in zip(owners, layout.dims, strict=True)]
         for half, half_layout in enumerate(self._layouts(layout)):
-            (_, of_half), mapped = self.local.pool(
-                half_layout, routed[half], time, plans[half], training=training, keeps=keeps
-            )
+            (_, of_half), mapped = pool(half, half_layout, routed[half])
             every_mapped.append(mapped)
             for part, out, of in zip(of_half, rows, owners, strict=True):
                 out[torch.from_numpy(of == half)] = part

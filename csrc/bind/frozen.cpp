@@ -141,7 +141,6 @@ void init_frozen(nb::module_& m) {
       .def("rows", &rows_of, nb::arg("slots"))
       .def_prop_ro("dim", &FrozenRows::dim)
       .def_prop_ro("num_rows", &FrozenRows::num_rows)
-      .def_prop_ro("num_removed", &FrozenRows::num_removed)
       .def_prop_ro("num_bytes", &FrozenRows::num_bytes);
   nb::class_<FrozenTable>(m, "FrozenTable")
       .def(

@@ -36,7 +36,6 @@ class Slabs {
   }
   // The first of kChunk fresh elements. Not safe beside any other call.
   uint32_t add_chunk();
-  uint32_t per_slab() const noexcept { return mask_ + 1; }  // a power of two
   uint64_t size() const noexcept { return size_; }
   uint64_t num_bytes() const noexcept { return size_ * (uint64_t{front_bytes_} + back_bytes_); }
 

@@ -492,9 +492,6 @@ class FrozenRows:
     def num_rows(self) -> int: ...
 
     @property
-    def num_removed(self) -> int: ...
-
-    @property
     def num_bytes(self) -> int: ...
 
 class FrozenTable:

@@ -221,7 +221,7 @@ class Metric(ABC):
         return math.nan
 
 
-class StoredMetric(Metric):
+class StoredMetric(Metric, ABC):
     """Base of metrics that need all samples at once: 24 to 32 bytes per sample."""
 
     def clear(self) -> None:

@@ -7,6 +7,7 @@ samples, in `GAUC` with their sum.
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics.metric import Array, Samples, StoredMetric, starts
 
 
-class GroupMetric(StoredMetric):
+class GroupMetric(StoredMetric, ABC):
     """A metric within groups: every update needs them."""
 
     needs_group = True

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class MAE(_MeanError):
         return errors
 
 
-class _MeanSquare(_MeanError):
+class _MeanSquare(_MeanError, ABC):
     """The weighted mean of the squared errors."""
 
     def _errors(self, prediction: Array, label: Array) -> Array:

@@ -220,17 +220,9 @@ class OwnBatchLookup(NativeLookup):
 
     @at("lookup")
     def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
     ) -> tuple[Pooled, MappedIds]:
-        if plan is None:
-            plan = self._batches.plan_of(layout, inputs, time, training=training)
+        plan = self._batches.plan_of(layout, inputs, time, training=training)
         return self.pool_plan(layout, inputs, plan)
 
     @at("update")

@@ -223,24 +223,16 @@ class ShardedLookup(NativeLookup):
         return plans
 
     def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
     ) -> tuple[Pooled, MappedIds]:
-        if plan is None:
-            if training:
-                raise ConfigError(
-                    "ranks: tables that several ranks share learn in the steps of RecModel or "
-                    "hb.shard, got a lookup in train mode that no step has mapped. Look up the ids "
-                    "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
-                    "loop.backward()."
-                )
-            plan = self._batches.plan_of(layout, inputs, None, training=False)
+        if training:
+            raise ConfigError(
+                "ranks: tables that several ranks share learn in the steps of RecModel or "
+                "hb.shard, got a lookup in train mode that no step has mapped. Look up the ids "
+                "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
+                "loop.backward()."
+            )
+        plan = self._batches.plan_of(layout, inputs, None, training=False)
         return self.pool_plan(layout, inputs, plan)
 
     def join(self, parts: Sequence[Sums]) -> Sums:

@@ -104,8 +104,8 @@ def learn(
 ) -> list[Tensor]:
     """Learn from the batches, and return the results of all lookups.
 
-    Ids are mapped in the lookup, or ahead, or ahead in a queue and then looked up in two grains;
-    every third update adds the gradients of two batches. The norm of gradients is a result, too.
+    Ids are mapped in the lookup, or in a queue and then looked up at once or in two grains; every
+     third update adds the gradients of two batches. The norm of gradients is a result, too.
     """
     network = modules(every)
     for module in network:
@@ -118,10 +118,8 @@ def learn(
         for module in network:
             inputs = module.inputs_of(batch)
             runs: list[tuple[list[hb.Ids], Plan | None]] = [(inputs, None)]
-            if number % 3 == 1:
-                runs = [(inputs, module.map(inputs, batch.time))]
-            if number % 3 == 2:
-                ends = (5, len(batch))
+            if number % 3:
+                ends = (5, len(batch)) if number % 3 == 2 else ()
                 asked = lookup.ask(
                     WantedRows(
                         batch.time,
@@ -132,7 +130,9 @@ def learn(
                     )
                 )
                 asked.wait()
-                grains = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
+                grains = [inputs]
+                if ends:
+                    grains = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
                 (plans,) = lookup.take(asked, [[grain] for grain in grains])
                 runs = list(zip(grains, plans, strict=True))
             for of_run, of_plan in runs:

@@ -20,7 +20,7 @@ from on_disk import on_disk
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.lookups import Plan
+from hotbed.embedding.lookups import Plan, Plans, WantedRows
 from hotbed.embedding.modules import Feature, Flow, FlowModule, TableModule, with_flow
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, TableFull
@@ -119,7 +119,10 @@ def test_map_and_pool_of_a_module_equal_its_lookup() -> None:
     ahead, alone = collection(), collection()
     batch = batches(1)[0]
     inputs = ahead.inputs_of(batch)
-    plan = ahead.map(inputs, batch.time)
+    plans = Plans(batch.ids)
+    plans.ask([ahead], WantedRows(batch.time))
+    plan = plans.take(ahead, inputs)
+    assert plan is not None
     assert len(ahead.tables[0]) == len(np.unique(batch.ids["user"].values))
     flat, (seen,) = ahead.pool(inputs, batch.time, plan)
     expected = alone(batch)
@@ -137,18 +140,18 @@ def test_a_batch_that_is_never_learned_says_nothing_of_times(tier: Any, ends: st
     table.undated = True
     module = hb.EmbeddingCollection([Feature("user", "user")], [table])
     before = contents(module)
-    inputs = [hb.Ids(np.arange(9 if ends == "left" else 3000))]
+    plans = Plans({"user": hb.Ids(np.arange(9 if ends == "left" else 3000))})
     time = np.array(7)
     if ends == "refused at once":
         with pytest.raises(TableFull):
-            module.map(inputs, time)
+            plans.ask([module], WantedRows(time))
     else:
         queue = MapQueue()
-        plan = module.map(inputs, time, queue=queue)
+        plans.ask([module], WantedRows(time, queue=queue))
         assert table.scalars()["timed"]
         with pytest.raises(TableFull) if ends == "refused ahead" else nullcontext():
-            plan.wait()
-        plan.take_back()
+            plans.wait()
+        plans.take_back()
         queue.close()
     assert contents(module) == before
     module({"user": hb.Ids(np.arange(7))})

@@ -84,6 +84,10 @@ class Device(Halves):
         results, mapped = self.late(super().pool, *arguments, **keywords).result()
         return results, StreamIds(mapped, self.stream)
 
+    def pool_plan(self, *arguments: Any) -> Any:
+        results, mapped = self.late(super().pool_plan, *arguments).result()
+        return results, StreamIds(mapped, self.stream)
+
     def sum_gradients(self, *arguments: Any) -> Any:
         return self.late(super().sum_gradients, *arguments).result()
 

@@ -104,6 +104,8 @@ class FeatureLayout:
         tables: with different names.
         features: of these tables.
         buckets: the numbers of rows that results may have, see `TableModule`.
+        of_samples: returns the times of a batch, as a lookup in train mode gets them, for the
+            number of samples that its ids have; None = they have those of the batch.
 
     Attributes:
         numbers: of the table of each feature.
@@ -120,9 +122,14 @@ class FeatureLayout:
     """
 
     def __init__(
-        self, tables: Sequence[Table], features: Sequence[Feature], buckets: Sequence[int] = ()
+        self,
+        tables: Sequence[Table],
+        features: Sequence[Feature],
+        buckets: Sequence[int] = (),
+        of_samples: Callable[[Any, int], Any] | None = None,
     ) -> None:
         self.tables = list(tables)
+        self.of_samples = of_samples
         self.features = tuple(features)
         number_of = {table.name: number for number, table in enumerate(self.tables)}
         if len(number_of) != len(self.tables):
@@ -166,10 +173,6 @@ class FeatureLayout:
     def table_of(self, number: int) -> Table:
         """Return the table of a feature."""
         return self.tables[self.numbers[number]]
-
-    def of_samples(self, time: Any, num_samples: int) -> Any:
-        """Return the times of a batch for the samples of the ids that are looked up."""
-        return time
 
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
         """Return the times of the samples, int64 microseconds [n], if a table uses them.

@@ -184,7 +184,6 @@ class NativeLookup(Lookup, ABC):
     def pool_plan(
         self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
     ) -> tuple[Pooled, MappedIds]:
-        """Return the results of `pool` for ids that were asked for."""
         mapped = native_ids(plan.mapped)
         assert mapped.host is not None, "plans have features"
         if plan.is_weighted_anew(inputs):
@@ -276,22 +275,13 @@ class LocalLookup(NativeLookup):
         return plans
 
     def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
     ) -> tuple[Pooled, MappedIds]:
-        if plan is not None:
-            return self.pool_plan(layout, inputs, plan)
         host, times, step = _begun(layout, inputs, time, training=training)
         results = _Results(layout, host)
         with _mapping(layout, host, times, training=training):
             step.lookup(
-                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
+                host.addresses, _address(times), results.addresses, training=training, keeps=keep
             )
         return (results.flat, results.sequences), LocalIds(layout.tables, step)
 
@@ -417,7 +407,8 @@ def _begun(
     host = HostIds(layout.features, inputs)
     times = None
     if training:
-        time = layout.of_samples(time, host.num_samples)
+        if layout.of_samples is not None:
+            time = layout.of_samples(time, host.num_samples)
         times = layout.times(time, host.num_samples)
     natives = [table.native for table in layout.tables]
     step = Step(natives, layout.columns, grain_ends)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookup: where the rows of a network are, and who performs what a step does with them.
 
-A batch goes through these verbs: `ask` for the ids of all modules, `take` their plans, `pool` and
-`sum_gradients` in each module, `join_grains` where the batch has several, `update`. Whoever adds a
-place for rows, such as another process or a device, writes one class; nothing that calls these
-verbs knows the place.
+A batch goes through these verbs: `ask` for the ids of all modules, `take` their plans, `pool_plan`
+and `sum_gradients` in each module, `join_grains` where the batch has several, `update`. `pool` is
+for ids that were not asked for. Whoever adds a place for rows, such as another process or a device,
+writes one class; nothing that calls these verbs knows the place.
 
 `module.lookup` is one of these values, which modules share whose ids are asked for together.
 `LocalLookup` is the default. How results enter the graph of torch is a matter of `modules.flow`: no
@@ -78,28 +78,28 @@ class Lookup(ABC):
 
     @abstractmethod
     def pool(
-        self,
-        layout: FeatureLayout,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
-        *,
-        training: bool,
-        keeps: bool,
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
     ) -> tuple[Pooled, MappedIds]:
-        """Return the results of the features, from rows as they are now, and the mapped ids.
+        """Map ids that were not asked for; return the results of the features, and the mapped ids.
 
         Args:
             layout: the features and tables.
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
-            plan: from `take`, if the ids were asked for; then `time` and `training` have had their
-                effect.
-            training: as in `ask`, for ids that are mapped now.
-            keeps: whether gradients will be summed for the mapped ids; else they end with the call.
+            training: as in `ask`.
+            keep: whether gradients will be summed for the mapped ids; else they end with the call.
 
         Raises:
             RowShapeError: the ids of a feature have a wrong shape.
+        """
+
+    @abstractmethod
+    def pool_plan(
+        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
+    ) -> tuple[Pooled, MappedIds]:
+        """Return what `pool` does for ids that were asked for, from rows as they are now.
+
+        `plan`: from `take`, of these inputs, which may have other weights.
         """
 
     @abstractmethod

@@ -79,11 +79,6 @@ class Plan:
     mapped: MappedIds
     asked: Asked | None = None
 
-    def wait(self) -> None:
-        """Wait until the ids are mapped; see `Asked.wait`."""
-        if self.asked is not None:
-            self.asked.wait()
-
     def take_back(self) -> None:
         """Make the tables what they were before; see `Asked.take_back`."""
         if self.asked is not None:

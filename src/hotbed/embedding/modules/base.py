@@ -25,10 +25,8 @@ from hotbed.embedding.lookups import (
     Lookup,
     Plan,
     Pooled,
-    WantedRows,
     update_parts,
 )
-from hotbed.embedding.table import MapQueue
 
 from .autograd import TableFlow
 from .compiled import Tickets, alive
@@ -138,36 +136,9 @@ class TableModule(Carrier, ABC):
         Args:
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
-            plan: `self.map(inputs, time)`, if the ids were mapped ahead.
+            plan: from `Plans.take`, if the ids were mapped before.
         """
         return self.flow.pool(self, inputs, time, plan)
-
-    def map(
-        self,
-        inputs: Sequence[Ids],
-        time: Any = None,
-        *,
-        training: bool | None = None,
-        queue: MapQueue | None = None,
-    ) -> Plan:
-        """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
-
-        In training, new ids are inserted, and ids are counted and timed: now, not in `pool`. Use a
-        plan once.
-
-        Args:
-            inputs: the ids of each feature.
-            time: int64 microseconds, or None.
-            training: whether tables may change; None = if the module is in train mode.
-            queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
-        """
-        if training is None:
-            training = self.training
-        wanted = WantedRows(time, training, queue, layouts=(self.layout,), inputs=[inputs])
-        asked = self.lookup.ask(wanted)
-        ((plan,),) = self.lookup.take(asked, [[inputs]])
-        assert plan is not None, "the batch is looked up here"
-        return plan
 
     def fetch(self, inputs: Sequence[Ids]) -> None:
         """Begin to read the rows of coming ids from the disk, for tables of the tier `Ssd`.

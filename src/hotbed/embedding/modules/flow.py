@@ -52,7 +52,7 @@ class Flow(ABC):
             module: the module that is called.
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
-            plan: `module.map(inputs, time)`, if the ids were mapped ahead.
+            plan: from `Plans.take`, if the ids were mapped before.
         """
 
 
@@ -79,9 +79,12 @@ def look_up(
     keeps: bool,
 ) -> tuple[Pooled, MappedIds]:
     """Return what the lookup of `module` returns, on the device of the module."""
-    results, mapped = module.lookup.pool(
-        module.layout, inputs, time, plan, training=training, keeps=keeps
-    )
+    if plan is None:
+        results, mapped = module.lookup.pool(
+            module.layout, inputs, time, training=training, keep=keeps
+        )
+    else:
+        results, mapped = module.lookup.pool_plan(module.layout, inputs, plan)
     if keeps:
         module.gradients.watch(mapped)
     if module.device.type != "cpu":

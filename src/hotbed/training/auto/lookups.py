@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,36 +99,33 @@ def weight_moved(path: str) -> WeightMoved:
     )
 
 
-class DatedLayout(FeatureLayout):
-    """The one feature of an embedding that moved, whose rows get a time when the first batch comes.
+@dataclass(frozen=True, eq=False)
+class TimesOfIds:
+    """Returns the times of the samples of a batch for the samples of a lookup's ids.
 
-    `path`: where the embedding lies in the model.
+    Attributes:
+        path: where the embedding lies in the model.
+        table: of its rows.
     """
 
-    def __init__(self, path: str, table: Table, feature: Feature, buckets: Sequence[int]) -> None:
-        super().__init__([table], [feature], buckets)
-        self.path = path
-        table.undated = True
+    path: str
+    table: Table
 
-    def of_samples(self, time: Any, num_samples: int) -> Any:
+    def __call__(self, time: Any, num_samples: int) -> Any:
         if isinstance(time, CountedTimes):
-            times = self.of_samples(time.time, num_samples)
+            times = self(time.time, num_samples)
             return CountedTimes(times, self._spread(time.counted, num_samples))
-        return self._spread(time, num_samples) if self.dated else None
-
-    def times(self, time: Any, num_samples: int) -> np.ndarray | None:
-        if isinstance(time, CountedTimes):
-            time = time.time
-        if time is None and self.tables[0].needs_times:
+        if time is None and self.table.needs_times:
             raise ConfigError(
                 f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
                 "times='name of an argument' and call the model, not model.forward, or count "
                 "steps: hb.Ttl(steps=…)."
             )
-        return super().times(time, num_samples)
+        is_dated = self.table.needs_times or self.table.keeps_times
+        return self._spread(time, num_samples) if is_dated else None
 
     def _spread(self, values: Any, num_samples: int) -> Tensor | None:
-        """Return the values of the samples of a batch for each sample of the ids, [num_samples]."""
+        """Return a value for each of the samples, [num_samples]."""
         if values is None:
             return None
         of_batch = torch.as_tensor(values).reshape(-1)
@@ -159,8 +157,6 @@ class MovedLookup(TableModule):
         performed: number of lookups in train mode so far.
     """
 
-    layout: DatedLayout
-
     def __init__(
         self,
         path: str,
@@ -170,7 +166,10 @@ class MovedLookup(TableModule):
         buckets: Sequence[int] = (),
     ) -> None:
         feature = Feature(table.name, table.name, pooling)
-        super().__init__(DatedLayout(path, table, feature, buckets))
+        times_of = TimesOfIds(path, table)
+        super().__init__(FeatureLayout([table], [feature], buckets, times_of))
+        self._times_of = times_of
+        table.undated = True  # its rows get a time when the first batch comes
         self.path = path
         self.num_embeddings = source.num_embeddings
         self.embedding_dim = source.embedding_dim
@@ -228,7 +227,9 @@ class MovedLookup(TableModule):
             share = self.turns.take(self.path, ids)
         if isinstance(share, Tensor):
             return ids, self.pooled_rows(ids, share.to(ids.values.device))
-        times = self.layout.of_samples(self.times, len(ids)) if self.training else None
+        times = None
+        if self.training and share is None:
+            times = self._times_of(self.times, len(ids))
         return ids, self.pool([ids], times, share)
 
     def _unbounded_ids(self, input: Tensor) -> Tensor:

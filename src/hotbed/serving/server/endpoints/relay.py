@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 import time
+from abc import ABC
 from collections.abc import Callable
 from ssl import SSLContext
 from typing import cast
@@ -212,7 +213,7 @@ class Relay:
         )
 
 
-class _Side(asyncio.Protocol):
+class _Side(asyncio.Protocol, ABC):
     """One of the two connections that are relayed to each other."""
 
     transport: asyncio.Transport
