@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 import hotbed as hb
 from hotbed import _core
 from hotbed.persist.container.format import open_checkpoint
+from hotbed.training.run import Run
 
 AHEAD = 8
 DEPTHS = {"io_uring": 128, "threads": 32}
@@ -412,43 +413,59 @@ def measure_evaluation(a: argparse.Namespace) -> list[list[str]]:
     return [[f"evaluate: {name}", spread(values, 2)] for name, values in figures.items()]
 
 
+class Stopwatch:
+    """Seconds since it was made, by the clock and of the processor."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def lap(self, name: str) -> dict[str, float]:
+        wall, cpu = self._start
+        return {
+            f"{name}, s": time.perf_counter() - wall,
+            f"{name}, CPU s": time.process_time() - cpu,
+        }
+
+
 def measure_resumption(a: argparse.Namespace) -> list[list[str]]:
     figures: dict[str, list[float]] = {}
     draws = workload.draw(a, 1 << 40)
     with tempfile.TemporaryDirectory(dir=a.folder) as folder:
 
-        def learn(side: Training, steps: int) -> list[float]:
-            """Return when each step was done."""
-            done: list[float] = []
-            watch = SimpleNamespace(on_step_end=lambda run: done.append(time.perf_counter()))
-            saves = hb.callbacks.Checkpoint(folder, wait=True)
+        def learn(side: Training, steps: int) -> dict[str, float]:
+            """Return how long it took until the first step was done."""
+            laps: dict[str, float] = {}
+
+            def on_step_end(run: Run) -> None:
+                if not laps:
+                    laps.update(clock.lap("first step"))
+
             batches = [next(draws) for _ in range(steps)]
-            side.model.online_train(side.dataset(batches, a), [watch, saves], progress=False)
-            return done
+            dataset = side.dataset(batches, a)
+            saves = hb.callbacks.Checkpoint(folder, wait=True)
+            watch = SimpleNamespace(on_step_end=on_step_end)
+            clock = Stopwatch()
+            side.model.online_train(dataset, [watch, saves], progress=False)
+            return laps
 
         learn(Training("ssd", a), 3)
         for round_number in range(a.rounds):
-            start = time.perf_counter()
+            clock = Stopwatch()
             reader = open_checkpoint(folder)
             reader.verify()
             for name in reader.table_names:
                 for _ in reader.rows(name):
                     pass
-            read = time.perf_counter() - start
+            of_round = clock.lap("state read")
             side = Training("ssd", a, filled=False)
-            start = time.perf_counter()
+            clock = Stopwatch()
             side.model.restore(folder)
-            loaded = time.perf_counter() - start
-            side = Training("ssd", a, filled=False)
-            start = time.perf_counter()
-            first_step = learn(side, 3 * (round_number + 2))[0] - start
+            of_round |= clock.lap("state loaded")
+            of_round |= learn(Training("ssd", a, filled=False), 3 * (round_number + 2))
+            for kind in ("s", "CPU s"):
+                ratio = of_round[f"first step, {kind}"] / of_round[f"state loaded, {kind}"]
+                of_round[f"first step / loaded, {kind}"] = ratio
             newest = open_checkpoint(folder)
-            of_round = {
-                "state read, s": read,
-                "state loaded, s": loaded,
-                "resumed to the first step, s": first_step,
-                "first step / loaded": first_step / loaded,
-            }
             tell("resume", round=round_number, kind=newest.manifest.kind, **of_round)
             for name, value in of_round.items():
                 figures.setdefault(name, []).append(value)
