@@ -107,22 +107,33 @@ class ForkServer:
 SERVER = ForkServer()
 
 
-def ranks_of(task: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+def ranks_of(
+    task: Callable[..., Any], ranks: int, *arguments: Any, host_ranks: int = 1
+) -> list[Any]:
     """Call a function of a file on so many ranks; return what it returned on each of them.
 
     Args:
         task: a function at the top of its file.
         ranks: their number; 1 is a process without others.
         arguments: of the task; they are pickled, and so is what it returns.
+        host_ranks: so many believe that they are on one host, and the others on others.
     """
     file = str(sys.modules[task.__module__].__file__)
-    results: list[Any] = SERVER.call(_ranks, file, task.__name__, ranks, arguments)
+    sizes = (ranks, host_ranks)
+    results: list[Any] = SERVER.call(_ranks, file, task.__name__, sizes, arguments)
     return results
 
 
-def _ranks(file: str, name: str, ranks: int, arguments: tuple[Any, ...]) -> list[Any]:
+def _ranks(file: str, name: str, sizes: tuple[int, int], arguments: tuple[Any, ...]) -> list[Any]:
     """Fork the ranks, and return what the function returned on each of them."""
+    ranks, host_ranks = sizes
     task = _function(file, name)
+    if host_ranks > 1:
+        from hotbed.parallel import connections
+        from hotbed.parallel.hosts import Hosts
+
+        hosts = Hosts.of([rank // host_ranks for rank in range(ranks)])
+        vars(connections)["_check_hosts"] = lambda *_: hosts
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     children = []

@@ -220,6 +220,8 @@ def absent(rank: int, how: str) -> str:
     ("ranks", "rank", "how"),
     [
         (2, 1, "still beside a group of the program"),
+        pytest.param(4, 2, "still on two hosts", marks=pytest.mark.soak),
+        pytest.param(4, 1, "gone from two hosts", marks=pytest.mark.soak),
         pytest.param(2, 1, "still", marks=pytest.mark.soak),
         *[
             pytest.param(3, rank, how, marks=pytest.mark.soak)
@@ -231,7 +233,7 @@ def absent(rank: int, how: str) -> str:
 def test_a_rank_that_is_lost_is_named_with_the_last_call_of_all(
     ranks: int, rank: int, how: str
 ) -> None:
-    found = ranks_of(absent, ranks, rank, how)
+    found = ranks_of(absent, ranks, rank, how, host_ranks=2 if "two hosts" in how else 1)
     for number, error in enumerate(found):
         if number != rank:
             lost = rf"step 2, map: the connection to rank {rank} was lost, got .*"

@@ -1847,9 +1847,11 @@ def test_three_ranks_have_the_bits_of_one_process(name: str, three_ranks: list[F
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int) -> None:
-    every = ranks_of(every_case, ranks, list(CASES))
+@pytest.mark.parametrize(
+    ("ranks", "host_ranks"), [(2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (4, 2), (6, 3)]
+)
+def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int, host_ranks: int) -> None:
+    every = ranks_of(every_case, ranks, list(CASES), host_ranks=host_ranks)
     for name in CASES:
         check_case(name, every)
 
@@ -1879,9 +1881,9 @@ def test_a_program_of_rec_sdk_has_the_bits_of_its_batches_as_grains(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_programs_of_rec_sdk_on_any_number_of_ranks(ranks: int) -> None:
-    every = ranks_of(every_case, ranks, list(PROGRAMS))
+@pytest.mark.parametrize(("ranks", "host_ranks"), [(2, 1), (3, 1), (5, 1), (4, 2)])
+def test_programs_of_rec_sdk_on_any_number_of_ranks(ranks: int, host_ranks: int) -> None:
+    every = ranks_of(every_case, ranks, list(PROGRAMS), host_ranks=host_ranks)
     for name in PROGRAMS:
         check_program(name, every)
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -28,9 +27,8 @@ from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.job.sampled_tables import table_facts
-from hotbed.parallel import RankWork, connections
+from hotbed.parallel import RankWork
 from hotbed.parallel.forecast.ranks import LinkSpeed, Workload, planned
-from hotbed.parallel.hosts import Hosts
 
 ROOT = Path(__file__).parents[2]
 GRAINS = 8
@@ -70,14 +68,8 @@ def batches() -> list[hb.Batch]:
     return made
 
 
-def trained(host_ranks: int = 1) -> list[RankWork]:
-    """Train on hosts of so many ranks, which are processes of this machine."""
-
-    def hosts(_store: object, _rank: int, size: int) -> Hosts:
-        return Hosts.of([rank // host_ranks for rank in range(size)])
-
-    with patch.object(connections, "_check_hosts", hosts):
-        return model_with_policies().fit(batches(), progress=False).ranks
+def trained() -> list[RankWork]:
+    return model_with_policies().fit(batches(), progress=False).ranks
 
 
 def workload() -> Workload:
@@ -105,7 +97,7 @@ def workload() -> Workload:
     [(2, 1), (4, 2), *(pytest.param(*hosts, marks=pytest.mark.soak) for hosts in SOAKED)],
 )
 def test_planned_bytes_and_messages_are_those_that_ranks_send(ranks: int, host_ranks: int) -> None:
-    of_ranks = ranks_of(trained, ranks, host_ranks)[0]
+    of_ranks = ranks_of(trained, ranks, host_ranks=host_ranks)[0]
     work = workload().with_hosts(host_ranks)
     expected = planned(work, ranks)
     assert [of_rank.sent_bytes for of_rank in of_ranks] == (2 * expected.sent_bytes).tolist()

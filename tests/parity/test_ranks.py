@@ -33,7 +33,6 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.parallel import Placement, Ranks, connections
-from hotbed.parallel.hosts import Hosts
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.container.sink import LocalFile
@@ -86,13 +85,6 @@ def _filled(table: hb.Table) -> set[int]:
     return {p for p in range(256) if sum(batch.num_rows for batch in table.export([p]))}
 
 
-def learned_on_hosts(host_ranks: int, *arguments: Any) -> Results:
-    """Learn on hosts of so many ranks, which are processes of this machine."""
-    hosts = Hosts.of([rank // host_ranks for rank in range(int(os.environ["WORLD_SIZE"]))])
-    with patch.object(connections, "_check_hosts", lambda *_: hosts):
-        return learned(*arguments)
-
-
 def check_equal_bits(
     folder: Path, ends: list[int], ranks: list[int], host_ranks: Sequence[int] = ()
 ) -> None:
@@ -105,7 +97,7 @@ def check_equal_bits(
     on_hosts = host_ranks or [1] * len(ranks)
     for number, of_host, span in zip(ranks, on_hosts, itertools.pairwise(ends), strict=True):
         where = f"{folder}/several"
-        last = ranks_of(learned_on_hosts, number, of_host, where, list(span), begun)
+        last = ranks_of(learned, number, where, list(span), begun, host_ranks=of_host)
         begun = f"{folder}/several/{span[1]}"
         several = open_checkpoint(begun)
         one = open_checkpoint(f"{folder}/one/{span[1]}")

@@ -375,7 +375,7 @@ def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(
     job: str, tmp_path: Path
 ) -> None:
     command = ["plan", job, "--ranks=3", "--ram=1MB", "--latency=1ms", "--bandwidth=1Gbit"]
-    printed = CliRunner().invoke(app, command)
+    printed = CliRunner().invoke(app, [*command, "--host-ranks=3"])
     assert printed.exit_code == 0, printed.output
     # each id has a row of its factors and one of its linear weight
     movies = len({line.split(",")[1] for line in _ratings()})

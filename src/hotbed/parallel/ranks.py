@@ -175,6 +175,8 @@ class Ranks:
 
     def _loss(self, error: RuntimeError) -> str:
         """Return which rank is lost, and how gloo says it."""
+        if self.hosts.ranks > 1:
+            shut(self._group)  # a rank of another host may wait for this one, not for the lost one
         absent = absent_ranks(self.rank, self.size)
         whose = named(absent) if absent else "another rank"
         reason = str(error).partition("\n")[0][:200]
