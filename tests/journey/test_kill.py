@@ -69,6 +69,8 @@ def test_a_run_that_is_killed_in_each_phase_ends_with_the_bits_of_one_that_was_n
     assert answer["steps"] == unbroken["steps"]
     assert answer["digest"] == unbroken["digest"]
     assert answer["evicted"] == unbroken["evicted"]  # the digest leaves the reasons out
+    assert answer["chain"] == unbroken["chain"]  # no life begins with a full of its own
+    assert len(answer["chain"]) > 1
 
 
 def test_a_run_by_grains_that_is_killed_between_two_of_them_ends_with_the_same_bits(
@@ -128,6 +130,8 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     assert answer["steps"] == unbroken["steps"]
     assert answer["digest"] == unbroken["digest"]
     assert answer["evicted"] == unbroken["evicted"]  # the digest leaves the reasons out
+    assert answer["chain"] == unbroken["chain"]  # no life begins with a full of its own
+    assert len(answer["chain"]) > 1
 
 
 def test_a_killed_run_whose_waiting_ids_fill_their_memory_ends_with_the_same_bits(

@@ -214,6 +214,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     evicted = {name: evictions_of(table) for name, table in model.tables.items()}
     return {
         "digest": content_digest(reader),
+        "chain": [link.manifest.version for link in reader.links],
         "resumed": bounds.first,
         "evicted": evicted,
         "rows": {entry.name: entry.rows for entry in reader.manifest.tables},

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from on_disk import on_disk
 from torch import nn
 
 import hotbed as hb
@@ -24,7 +25,7 @@ from hotbed.persist.container.store import MANIFEST_FILE
 from hotbed.persist.state import saver as saver_module
 from hotbed.persist.state.checkpoint import State, capture, save, write
 from hotbed.persist.state.digest import content_digest
-from hotbed.persist.state.restoring import restore
+from hotbed.persist.state.restoring import continues, restore
 from hotbed.persist.state.saver import Saver
 
 
@@ -96,6 +97,35 @@ def test_a_full_then_deltas_are_each_the_state_of_its_moment(tmp_path: Path) -> 
         other = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1))
         restore(reader, State(network=nn.Linear(2, 1), tables={"t": other}))
         assert content_digest({"t": other}) == content_digest({"t": table})
+
+
+def test_a_saver_that_begins_from_the_restored_state_saves_changes_at_once(tmp_path: Path) -> None:
+    table, saver = tracked(), Saver(tmp_path)
+    learn(table, range(100))
+    saver.submit(capture(State(tables={"t": table})))
+    saver.wait()
+    for step in range(2):
+        table = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1))
+        reader = open_checkpoint(tmp_path)
+        restore(reader, State(tables={"t": table}))
+        assert continues(reader, {"t": table})
+        table.track(saved=True)
+        saver = Saver(tmp_path, last=reader.saved)
+        learn(table, [step, 200 + step])
+        table.remove(np.array([50 + step]))
+        saver.submit(capture(State(tables={"t": table}), changes=not saver.needs_full))
+        saver.wait()
+        newest = open_checkpoint(tmp_path).newest_link
+        assert (newest.manifest.kind, len(newest.chain)) == ("delta", step + 2)
+        assert sum(part.rows for part in newest.entry("t").parts) == 2
+        whole = save(tmp_path / "whole", State(tables={"t": table}))
+        assert content_digest(open_checkpoint(tmp_path)) == content_digest(
+            open_checkpoint(whole.folder)
+        )
+    other = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1), evict=hb.Lru(2000))
+    assert not continues(open_checkpoint(tmp_path), {"t": other})
+    disk = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1), tier=on_disk(ram_rows=10))
+    assert continues(open_checkpoint(tmp_path), {"t": disk})
 
 
 def test_a_state_is_opened_by_its_version(tmp_path: Path) -> None:
