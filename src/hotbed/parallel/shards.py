@@ -24,6 +24,7 @@ from .ranks import SETTINGS, Ranks, Requirement, digest_of
 
 T = TypeVar("T")
 R = TypeVar("R")
+Settings = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Shard(ABC):
@@ -73,8 +74,11 @@ class Shard(ABC):
         return make()
 
     @abstractmethod
-    def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
-        """Raise ConfigError, in all processes, if a setting is not the same in all of them."""
+    def check_equal(self, settings: Settings, requirement: Requirement = SETTINGS) -> None:
+        """Raise ConfigError, in all processes, if a setting is not the same in all of them.
+
+        `settings`: by name, or a function that returns them, where there are others to ask.
+        """
 
     def gathered(self, value: T) -> list[T]:
         """Return a small value of each process."""
@@ -110,9 +114,7 @@ class WholeShard(Shard):
 
     def enter(self, phase: str, step: int | None = None) -> None: ...
 
-    def check_equal(
-        self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS
-    ) -> None: ...
+    def check_equal(self, settings: Settings, requirement: Requirement = SETTINGS) -> None: ...
 
 
 WHOLE: Shard = WholeShard()
@@ -159,8 +161,8 @@ class RankShard(Shard):
     def from_first(self, make: Callable[[], T]) -> T:
         return self._ranks.from_first(make)
 
-    def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
-        self._ranks.check_equal(settings, requirement)
+    def check_equal(self, settings: Settings, requirement: Requirement = SETTINGS) -> None:
+        self._ranks.check_equal(settings() if callable(settings) else settings, requirement)
 
     def gathered(self, value: T) -> list[T]:
         return self._ranks.gather_objects(value)

@@ -656,11 +656,11 @@ class RecModel:
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
-        if self.learner.shard.size > 1:
-            settings = {**settings_of_run(goal, callbacks, observer), **self._measured()}
-            self.learner.shard.check_equal(settings)
-        _log_frozen_lookups(self.network)
         shard = self.learner.shard
+        shard.check_equal(
+            lambda: {**settings_of_run(goal, callbacks, observer), **self._measured()}
+        )
+        _log_frozen_lookups(self.network)
         # clocks and signals may stop a stream on one rank
         agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
         grains = own_grains(goal, callbacks, observer, self.learner)
@@ -675,8 +675,7 @@ class RecModel:
 
     def _compare_ranks(self) -> None:
         """Raise ConfigError, on every rank, if they would evaluate other models."""
-        if self.learner.shard.size > 1:
-            self.learner.shard.check_equal({**self.learner.settings, **self._measured()})
+        self.learner.shard.check_equal(lambda: {**self.learner.settings, **self._measured()})
 
     def _learn_schema(self, schema: Any, encoder: Any) -> None:
         """Take over the schema of the data that are learned next, if they have one.

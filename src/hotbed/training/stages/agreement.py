@@ -114,11 +114,12 @@ def values_of_batch(batch: Batch) -> dict[str, Any]:
 
 def check_scored(shard: Shard, example: Example | None) -> None:
     """Raise ConfigError, on every rank, if they score other batches; None: at the end."""
-    if shard.size == 1:
-        return
-    values: dict[str, Any] = {"the end of the data": example is None}
-    if example is not None and example.batch is not None:
-        values |= values_of_batch(example.batch)
+    batch = None if example is None else example.batch
+
+    def values() -> dict[str, Any]:
+        ends = {"the end of the data": example is None}
+        return ends if batch is None else ends | values_of_batch(batch)
+
     shard.check_equal(values, SCORED)
 
 

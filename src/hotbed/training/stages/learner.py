@@ -160,9 +160,7 @@ class StepLearner:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that must be equal on all ranks before they learn or score; {} on one."""
-        if self.shard.size == 1:
-            return {}
+        """Settings that must be equal on all ranks before they learn or score."""
         weights = [*self._dense_parameters, *self.network_pass.buffers]
         return {
             **self._dense_part.settings,
@@ -209,7 +207,7 @@ class StepLearner:
         self._left_out.look()
         buffers = [b for b in self.network_pass.buffers if b.is_floating_point()]
         self._dense_part.begin([torch.zeros(()), *self._dense_parameters, *buffers])
-        self.shard.check_equal(self.settings)
+        self.shard.check_equal(lambda: self.settings)
 
     def end(self) -> list[RankWork]:
         """End a training, and return what each rank did in it; [] where one process trains."""
@@ -340,7 +338,7 @@ class SelfUpdating:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that must be equal on all ranks before they learn or score; {} on one."""
+        """Settings that must be equal on all ranks: there is one."""
         return {}
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
