@@ -50,6 +50,7 @@ ALLOWED_SKIPS = (
     "open files limited",
     "needs /proc",
     "network namespaces absent",
+    "cgroups absent",
     "mounts absent",
     "disk space absent",
 )

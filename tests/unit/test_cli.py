@@ -427,8 +427,9 @@ def test_earlier_state_is_published_from_states_and_from_a_job(
             code, printed, _ = call(capsys, monkeypatch, "publish", what, "--to", "served", *state)
             assert code == 0
             assert "is version" in printed
-            version = hb.checkpoints.open_checkpoint("served").manifest
-            assert version.graph is not None  # a server needs nothing else
+            published = hb.checkpoints.open_checkpoint("served")
+            assert published.links[0].manifest.graph is not None  # a server needs nothing else
+            version = published.manifest
             numbers.append((version.version, version.counters["steps"]))
     assert [steps for _, steps in numbers] == [11, 12, 11, 12]
     assert [number for number, _ in numbers] == [11, 12, 13, 14]
