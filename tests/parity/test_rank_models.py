@@ -1880,6 +1880,11 @@ def test_a_program_of_rec_sdk_has_the_bits_of_its_batches_as_grains(
     check_program(name, three_ranks)
 
 
+def test_a_rank_whose_grains_are_two_blocks_learns_a_program_of_rec_sdk() -> None:
+    assert len(Placement(5, 8, frozenset()).blocks[1]) == 2
+    check_program("rows", ranks_of(every_case, 5, ["rows"]))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("ranks", "host_ranks"), [(2, 1), (3, 1), (5, 1), (4, 2)])
 def test_programs_of_rec_sdk_on_any_number_of_ranks(ranks: int, host_ranks: int) -> None:

@@ -164,7 +164,10 @@ class TableExchange:
     def take_whole(self, ids: AskedIds, inputs: Sequence[Ids]) -> Plan:
         """Return the plan of a batch that one module looks up as a whole, as the first grain."""
         self._take_rows(ids)
-        return self._plan(0, inputs, ids.fronts[0].divide()[0])
+        grains = [
+            front.divide() for front in ids.fronts
+        ]  # the blocks without samples send sums, too
+        return self._plan(0, inputs, grains[0][0])
 
     def sums_to_owners(
         self, ids: AskedIds, parts: Sequence[Sequence[Sums | None]]
