@@ -310,7 +310,11 @@ def test_a_saved_model_is_restored_and_loaded(case: Case, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("case", "is_delta"),
-    [(CASES[0], False), pytest.param(CASES[1], True, marks=SOAK), (CASES[3], True)],
+    [
+        pytest.param(CASES[0], False, marks=SOAK),
+        pytest.param(CASES[1], True, marks=SOAK),
+        (CASES[3], True),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_published_versions_have_the_scores_of_the_model(

@@ -108,7 +108,7 @@ def table(columns: Columns) -> pa.Table:
     )
 
 
-@pytest.fixture(scope="module", params=in_soak(NETWORKS, quick={"own", "DIN", "BST"}))
+@pytest.fixture(scope="module", params=in_soak(NETWORKS, quick={"own", "BST"}))
 def model(request: pytest.FixtureRequest) -> hb.RecModel:
     torch.manual_seed(0)
     data = table({**draw(300, 0), "label": np.random.default_rng(1).integers(0, 2, 300)})
