@@ -50,8 +50,9 @@ class Checkpoint:
     whichever is first, at the end of each epoch of a fit, and when training ends, is stopped or
     fails. The state is captured at once and written on its own thread. A save that falls due
     meanwhile is made as soon as that write is done. The first save is a full; the next ones hold
-    what changed. Tables whose rule moves idle rows are always saved in full. A save that fails is
-    logged and retried when the next is due; an error is raised only if the last save fails.
+    what changed, also those of a run that resumes. Tables whose rule moves idle rows are always
+    saved in full. A save that fails is logged and retried when the next is due; an error is raised
+    only if the last save fails.
 
     A state holds model, optimizers, tables, callbacks, metrics, random state and the position in
     the data. The folder also holds `journal` (decisions that depend on the clock) and
