@@ -191,6 +191,17 @@ def test_a_signal_ends_all_ranks_with_its_exit_code(
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
+def test_ctrl_c_ends_ranks_where_a_shell_has_let_it_be_ignored(rank_program: Any) -> None:
+    """As it does for a command with `&` in a script."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        failure = launch_and_send(rank_program(f">ready0.$RANK\n{WAIT}"), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert failure == RankFailure(None, "SIGINT: all 2 ranks were ended", 130)
+
+
 def test_ranks_that_end_well_after_a_signal_have_done_their_work(rank_program: Any) -> None:
     """As those of a stream do, which may need longer than the grace of other ranks."""
     folder = rank_program(f"trap 'sleep 0.4; exit 0' TERM\n>ready0.$RANK\n{WAIT}")
@@ -226,3 +237,16 @@ finally:
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert printed.stdout == "['train', 'job.yaml', '--set=fit.epochs=2'] 2\n[]\n", printed.stderr
+
+
+def test_sigint_ends_a_rank_whatever_its_imports_have_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of Polars takes SIGINT, below Python."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    code = """
+import os, signal
+from hotbed.cli import commands
+commands.app = lambda: os.kill(os.getpid(), signal.SIGINT)
+commands.main()
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGINT

@@ -593,8 +593,8 @@ def main() -> None:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
     if processes.is_rank():
-        processes.behave_as_rank()
         _show_on_first()
+        processes.behave_as_rank()  # after the import of Polars, which takes SIGINT
     try:
         app()
     except HotbedError as error:

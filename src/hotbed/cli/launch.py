@@ -152,7 +152,7 @@ def _collected_signals() -> Iterator[list[signal.Signals]]:
     before = {
         number: signal.signal(number, collect)
         for number in SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN  # such as SIGHUP below nohup
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # as below nohup
     }
     try:
         yield collected
