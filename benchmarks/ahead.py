@@ -37,7 +37,7 @@ from stream import avazu, movielens
 import hotbed as hb
 from hotbed.connectors.source import Source
 from hotbed.training.ahead.data import example_of
-from hotbed.training.stages.planner import Planner
+from hotbed.training.step.planner import Planner
 
 Given = Callable[[hb.Dataset, hb.RecModel], Any]
 """What is learned of a Dataset."""

@@ -340,10 +340,6 @@ def between_siblings(imported: dict[str, set[str]]) -> dict[str, dict[str, set[s
     return folders
 
 
-# Folder -> the siblings in it that may import each other.
-RINGS = {"compat": {"hugectr", "hugectr2onnx"}}  # scripts of HugeCTR import both by these names
-
-
 def test_no_siblings_of_a_folder_import_each_other() -> None:
     """At every level: a folder in a ring with a file beside it is in the wrong place."""
     imported = {
@@ -354,7 +350,6 @@ def test_no_siblings_of_a_folder_import_each_other() -> None:
         f"{folder or '.'}: {sorted(cycle)}"
         for folder, siblings in between_siblings(imported).items()
         for cycle in cycles(siblings)
-        if cycle != RINGS.get(folder)
     ]
     assert not wrong, "these siblings import each other:\n" + "\n".join(wrong)
 
@@ -374,7 +369,7 @@ CONVERTER = "training/auto/"
 
 
 def test_the_loop_does_not_know_the_converter() -> None:
-    """The loop asks `training/stages/network.py`; only `hb.auto` and the doors name the converter."""
+    """The loop asks `training/step/network.py`; only `hb.auto` and the doors name the converter."""
     wrong = [
         f"{relative(path)} imports {sorted(converter)}"
         for path in python_files(SOURCE)

@@ -31,7 +31,7 @@ from hotbed.models.layers import BatchNorm
 from hotbed.parallel import dense
 from hotbed.persist import content_digest
 from hotbed.training.callbacks import ClipGradients
-from hotbed.training.stages.grains import Grains
+from hotbed.training.step.grains import Grains
 
 GRAINS = 8
 STEPS = 10
@@ -255,7 +255,7 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
 
         return lambda: list(map(join, parts))
 
-    monkeypatch.setattr("hotbed.training.stages.learner.Grains", AnyOrder)
+    monkeypatch.setattr("hotbed.training.step.learner.Grains", AnyOrder)
     monkeypatch.setattr(dense, "joined", lambda values: joined_in_ranks(values, join_values, ranks))
     monkeypatch.setattr(LocalLookup, "join_grains", join_grains)
     assert learn() == expected

@@ -474,8 +474,8 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.parallel import Ranks, RankShard, TableExchange
     from hotbed.persist.container.format import CheckpointWriter
     from hotbed.persist.state import checkpoint
-    from hotbed.training.stages.grains import Grains
-    from hotbed.training.stages.passes import NetworkPass
+    from hotbed.training.step.grains import Grains
+    from hotbed.training.step.passes import NetworkPass
 
     return {
         "looking": (FileIdentity, "of"),

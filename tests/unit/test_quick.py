@@ -65,7 +65,7 @@ def test_a_file_uses_what_it_imports_and_where_its_public_names_load_from() -> N
     path = TESTS / "unit" / "training" / "test_one_pass.py"
     names = {name_of(file) for file in used_files(path)}
     assert "tests/unit/training/test_ahead.py" in names  # from .test_ahead import
-    assert "src/hotbed/training/stages/one_pass.py" in names
+    assert "src/hotbed/training/step/one_pass.py" in names
     assert "src/hotbed/embedding/tables.py" in names  # hb.make_tables
     assert used_files(SOURCE / "__init__.py") == set()
 

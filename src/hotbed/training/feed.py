@@ -18,7 +18,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.parallel import Shard
 from hotbed.training.run import Run
-from hotbed.training.stages.example import from_array
+from hotbed.training.step.example import from_array
 
 
 @contextmanager

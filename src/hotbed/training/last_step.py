@@ -14,8 +14,8 @@ from hotbed.data.batch import Batch
 from hotbed.models.graph.network import Graph
 from hotbed.models.recorded import Array, recorded
 from hotbed.optim.modes import in_train_mode
-from hotbed.training.stages.example import prepare
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.example import prepare
+from hotbed.training.step.learner import StepLearner
 
 if TYPE_CHECKING:
     from hotbed.training.model import RecModel

@@ -36,11 +36,11 @@ from hotbed.optim.modes import in_train_mode
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
-from hotbed.training.stages.agreement import check_scored
-from hotbed.training.stages.example import Example, prepare
-from hotbed.training.stages.learner import Update
-from hotbed.training.stages.map_stage import MapStage
-from hotbed.training.stages.scorer import LOSS, Progressive
+from hotbed.training.step.agreement import check_scored
+from hotbed.training.step.example import Example, prepare
+from hotbed.training.step.learner import Update
+from hotbed.training.step.map_stage import MapStage
+from hotbed.training.step.scorer import LOSS, Progressive
 
 if TYPE_CHECKING:
     from hotbed.training.watching.history import History

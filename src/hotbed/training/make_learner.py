@@ -15,10 +15,10 @@ from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.training.arguments import tables_of
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.division import Division
-from hotbed.training.stages.learner import SelfUpdating, StepLearner
-from hotbed.training.stages.passes import parameters_of
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.division import Division
+from hotbed.training.step.learner import SelfUpdating, StepLearner
+from hotbed.training.step.passes import parameters_of
 
 
 def make_learner(

@@ -70,13 +70,13 @@ from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.share_out import own_grains
-from hotbed.training.stages.compared import compared
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.division import Division, connect_ranks
-from hotbed.training.stages.learner import SelfUpdating, check_not_moved
-from hotbed.training.stages.network import adapter_of
-from hotbed.training.stages.one_pass import obstacle_to_one_pass
-from hotbed.training.stages.scorer import Collector, Parted, Progressive, Scorer, to_predict
+from hotbed.training.step.compared import compared
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.division import Division, connect_ranks
+from hotbed.training.step.learner import SelfUpdating, check_not_moved
+from hotbed.training.step.network import adapter_of
+from hotbed.training.step.one_pass import obstacle_to_one_pass
+from hotbed.training.step.scorer import Collector, Parted, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 

@@ -12,7 +12,7 @@ from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.persist.container.format import Saved
 from hotbed.persist.publish import Publisher
 from hotbed.training.run import Run
-from hotbed.training.stages.network import adapter_of
+from hotbed.training.step.network import adapter_of
 from hotbed.training.writes import Writes
 
 log = logging.getLogger("hotbed")

@@ -18,11 +18,11 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import WHOLE, Shard, at
-from hotbed.training.stages.compared import reads_name
-from hotbed.training.stages.example import Example
-from hotbed.training.stages.learner import SelfUpdating, StepLearner
-from hotbed.training.stages.map_stage import MapStage
-from hotbed.training.stages.scorer import Watcher
+from hotbed.training.step.compared import reads_name
+from hotbed.training.step.example import Example
+from hotbed.training.step.learner import SelfUpdating, StepLearner
+from hotbed.training.step.map_stage import MapStage
+from hotbed.training.step.scorer import Watcher
 from hotbed.training.trained import TrainedModel
 
 T = TypeVar("T")

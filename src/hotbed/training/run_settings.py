@@ -7,8 +7,8 @@ from typing import Any
 
 from hotbed.training.online import StreamLimits
 from hotbed.training.run import Callbacks, Goal
-from hotbed.training.stages.compared import compared
-from hotbed.training.stages.scorer import Progressive
+from hotbed.training.step.compared import compared
+from hotbed.training.step.scorer import Progressive
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus

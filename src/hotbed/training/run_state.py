@@ -23,8 +23,8 @@ from hotbed.persist.state.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compa
 from hotbed.training.ahead.cores import Cores
 from hotbed.training.columns import columns, rows_of
 from hotbed.training.run import Counts, Run
-from hotbed.training.stages.learner import SelfUpdating
-from hotbed.training.stages.scorer import Progressive
+from hotbed.training.step.learner import SelfUpdating
+from hotbed.training.step.scorer import Progressive
 
 log = logging.getLogger("hotbed")
 

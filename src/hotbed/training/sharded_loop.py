@@ -18,12 +18,12 @@ from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Shard, at
 from hotbed.parallel.world import check_not_wrapped
 from hotbed.training.arguments import check_names, tables_of
-from hotbed.training.stages.compared import compared
-from hotbed.training.stages.division import Division, connect_ranks
-from hotbed.training.stages.example import CPU, prepare
-from hotbed.training.stages.grains import Grains
-from hotbed.training.stages.learner import StepLearner
-from hotbed.training.stages.passes import parameters_of
+from hotbed.training.step.compared import compared
+from hotbed.training.step.division import Division, connect_ranks
+from hotbed.training.step.example import CPU, prepare
+from hotbed.training.step.grains import Grains
+from hotbed.training.step.learner import StepLearner
+from hotbed.training.step.passes import parameters_of
 
 LossOf = Callable[[Batch], Tensor]
 

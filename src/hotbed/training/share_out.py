@@ -17,8 +17,8 @@ from hotbed.connectors.source import Slice, TableJoin
 from hotbed.data.dataset import Dataset
 from hotbed.parallel import Requirement
 from hotbed.training.run import Callbacks, Goal, Observer
-from hotbed.training.stages.fetcher import Fetcher
-from hotbed.training.stages.learner import SelfUpdating, StepLearner
+from hotbed.training.step.fetcher import Fetcher
+from hotbed.training.step.learner import SelfUpdating, StepLearner
 
 SHOWN_ROWS = 256
 """Rows in memory that are compared, evenly spread."""

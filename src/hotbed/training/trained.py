@@ -13,7 +13,7 @@ from hotbed.embedding.table import Table
 from hotbed.persist.container.format import Reader
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.state.checkpoint import State
-from hotbed.training.stages.learner import SelfUpdating, StepLearner
+from hotbed.training.step.learner import SelfUpdating, StepLearner
 
 
 class TypedModel(Protocol):

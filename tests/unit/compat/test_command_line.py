@@ -339,6 +339,7 @@ EPOCHS = """
 import hugectr
 import hugectr2onnx
 
+assert hugectr2onnx.converter.convert
 assert hugectr.DataSourceType_t.HDFS is hugectr.FileSystemType_t.HDFS
 solver = hugectr.CreateSolver(
     batchsize=16, batchsize_eval=16, repeat_dataset=False, max_eval_batches=2

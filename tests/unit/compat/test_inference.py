@@ -17,7 +17,7 @@ from parameter_pages import HUGECTR
 
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
-from hotbed.compat.hugectr import Check_t, DataReaderType_t, OptParams, weights
+from hotbed.compat.hugectr import Check_t, DataReaderType_t, OptParams, converter, weights
 from hotbed.compat.hugectr.inference import (
     HPS,
     CreateEmbeddingCache,
@@ -31,7 +31,6 @@ from hotbed.compat.hugectr.inference import (
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import evaluation_data
 from hotbed.compat.hugectr.translate import translate
-from hotbed.compat.hugectr2onnx import converter
 from hotbed.errors import ConfigError, DataError, FormatError, PersistError, RowShapeError
 
 NUM_SAMPLES = 60

@@ -445,7 +445,7 @@ def test_a_sunk_call_is_an_epoch_with_step_end_at_its_end(monkeypatch: pytest.Mo
     model = RecModel(net(), "bce", "adam")
     device = _Accelerator("cpu")
     monkeypatch.setattr(model.engine.learner, "device", device)
-    monkeypatch.setattr("hotbed.training.stages.learner.device_of", lambda network: device)
+    monkeypatch.setattr("hotbed.training.step.learner.device_of", lambda network: device)
     events = Events()
     model.online_train(data(8), events, sink_size=3)
     assert events.calls == [

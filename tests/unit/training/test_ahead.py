@@ -35,7 +35,7 @@ from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import Callbacks, Goal, Run
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.learner import StepLearner
 
 STEPS = 40
 ROWS = 64 * STEPS

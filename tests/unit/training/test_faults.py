@@ -17,9 +17,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import prepare
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.example import prepare
+from hotbed.training.step.learner import StepLearner
 
 
 def poisoned(batch: hb.Batch, value: float) -> hb.Batch:

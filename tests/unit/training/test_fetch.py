@@ -26,8 +26,8 @@ from hotbed.testing import FakeStream
 from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, Validate
 from hotbed.training.run import Run
-from hotbed.training.stages.example import CPU, prepare
-from hotbed.training.stages.fetcher import Fetcher
+from hotbed.training.step.example import CPU, prepare
+from hotbed.training.step.fetcher import Fetcher
 
 STEPS = 24
 ROWS = 64 * STEPS

@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.auto import Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, calls_of, lookup_report
 from hotbed.training.auto.tracing.sources import IdSource
-from hotbed.training.stages.turns import Turns
+from hotbed.training.step.turns import Turns
 
 pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])

@@ -29,7 +29,7 @@ from hotbed.parallel import joined
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.training.auto import plain_state_dict
 from hotbed.training.callbacks import ClipGradients
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.learner import StepLearner
 
 from .test_ahead import counts, everything
 from .test_one_pass import SAME_IN_BOTH, events, made

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, DecodeError
-from hotbed.training.stages.criterion import Criterion
+from hotbed.training.step.criterion import Criterion
 
 
 def events(labels: Sequence[Any], label: hb.Label | None = None, **arguments: Any) -> hb.Dataset:

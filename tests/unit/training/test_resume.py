@@ -310,7 +310,7 @@ def test_a_state_without_the_optimizers_of_a_network_is_read_with_a_warning(
 ) -> None:
     """As states were before they held them."""
     with monkeypatch.context() as before:
-        before.setattr("hotbed.training.stages.learner.optimizers_of", lambda network: {})
+        before.setattr("hotbed.training.step.learner.optimizers_of", lambda network: {})
         learned(tmp_path, 7, UpdatesItself())
     learned(tmp_path, 20, UpdatesItself())
     assert "it does not hold the optimizer network.first, which begins anew" in caplog.text

@@ -23,8 +23,8 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.job import run
 from hotbed.optim.precision import AmpPrecision
-from hotbed.training.stages.division import Division
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.division import Division
+from hotbed.training.step.learner import StepLearner
 
 Made = Callable[..., Any]
 

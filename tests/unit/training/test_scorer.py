@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.metrics.metric_set import metric_set
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import prepare
-from hotbed.training.stages.scorer import Progressive, Scorer
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.example import prepare
+from hotbed.training.step.scorer import Progressive, Scorer
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.training.run import Run
-from hotbed.training.stages.learner import StepLearner
+from hotbed.training.step.learner import StepLearner
 
 Make = Callable[..., Any]
 

@@ -26,6 +26,7 @@ optimizer.py       `hugectr.optimizer`: CreateOptimizer up to v3.0.1
 tools.py           `hugectr.tools`: the data generator
 data_generator.py  its command line of v2.3 to v3.1
 generation.py      random data in the formats of HugeCTR
+converter.py       a graph and weight files as one ONNX file, for `hugectr2onnx`
 rehearsal.py       Rehearsal: a short run on small generated data
 paths.py           checks of local paths
 """

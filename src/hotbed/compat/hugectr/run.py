@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import hotbed.compat.hugectr as hugectr
-from hotbed.compat import hugectr2onnx
+from hotbed.compat.hugectr import converter
 from hotbed.compat.hugectr.clauses import DataReaderParams, FitParams
 from hotbed.compat.hugectr.clauses.training import NEWEST_RELEASE, release_number
 from hotbed.compat.hugectr.job import read_training, train_file
@@ -205,8 +205,10 @@ def run_script(
     for name in hugectr.__all__:
         if isinstance(getattr(module, name), types.ModuleType):
             sys.modules[f"hugectr.{name}"] = getattr(module, name)
+    hugectr2onnx = types.ModuleType("hugectr2onnx")
+    hugectr2onnx.__dict__["converter"] = converter
     sys.modules["hugectr2onnx"] = hugectr2onnx
-    sys.modules["hugectr2onnx.converter"] = hugectr2onnx.converter
+    sys.modules["hugectr2onnx.converter"] = converter
     if importlib.util.find_spec("mpi4py") is None:
         sys.modules["mpi4py"] = mpi4py_module()
     sys.argv = [script, *arguments]

@@ -3,7 +3,7 @@
 
 `hugectr2onnx.converter.convert(…)` makes one ONNX file of a graph and its weight files.
 
-converter.py  convert, and its command line
+converter.py  convert, and its command line, under the names of HugeCTR
 """
 
 from hotbed.compat.hugectr2onnx import converter

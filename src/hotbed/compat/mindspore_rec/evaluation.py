@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotbed.errors import ConfigError
-from hotbed.training.stages.scorer import Parted
+from hotbed.training.step.scorer import Parted
 
 
 class Indexed(Parted):

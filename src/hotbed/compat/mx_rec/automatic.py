@@ -14,8 +14,8 @@ from hotbed.compat.mx_rec.errors import CallError
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry
-from hotbed.training.stages.example import seconds_as_times
-from hotbed.training.stages.turns import Turns, ids_of_samples
+from hotbed.training.step.example import seconds_as_times
+from hotbed.training.step.turns import Turns, ids_of_samples
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.pipeline import Current, Pipeline

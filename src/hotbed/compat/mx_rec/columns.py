@@ -12,7 +12,7 @@ from hotbed.compat.mx_rec.feature_spec import FeatureSpec
 from hotbed.data.batch import Batch
 from hotbed.embedding.lookups.host_ids import shaped_ids
 from hotbed.errors import DataError
-from hotbed.training.stages.example import seconds_as_times
+from hotbed.training.step.example import seconds_as_times
 
 if TYPE_CHECKING:
     from hotbed.data.batch import Ids

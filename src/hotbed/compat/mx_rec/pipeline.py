@@ -24,7 +24,7 @@ from hotbed.embedding.modules import EmbeddingCollection, Feature, RowTargets, T
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.ahead import Ahead
-from hotbed.training.stages.example import CPU, prepare
+from hotbed.training.step.example import CPU, prepare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 

@@ -13,7 +13,7 @@ from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
 from hotbed.parallel import Shard, at
-from hotbed.training.stages.example import CPU, prepare
+from hotbed.training.step.example import CPU, prepare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 

@@ -24,7 +24,7 @@ from hotbed.parallel import (
     reduced,
     sum_counters,
 )
-from hotbed.training.stages.agreement import settings_of_network
+from hotbed.training.step.agreement import settings_of_network
 
 
 class ProgramRanks:

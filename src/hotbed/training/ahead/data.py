@@ -14,10 +14,10 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.training.ahead.cores import Cores
-from hotbed.training.stages.example import CPU, Example, prepare
-from hotbed.training.stages.map_stage import Barrier, MapStage
-from hotbed.training.stages.network import adapter_of
-from hotbed.training.stages.planner import Planner
+from hotbed.training.step.example import CPU, Example, prepare
+from hotbed.training.step.map_stage import Barrier, MapStage
+from hotbed.training.step.network import adapter_of
+from hotbed.training.step.planner import Planner
 
 __all__ = ["Ahead"]
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.errors import ConfigError
-from hotbed.training.stages.map_stage import Barrier
-from hotbed.training.stages.planner import Planner
+from hotbed.training.step.map_stage import Barrier
+from hotbed.training.step.planner import Planner
 
 from .data import Ahead, example_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hotbed.data.schema import Schema
 from hotbed.persist.publish.plain import PlainModel
-from hotbed.training.stages.network import Arguments, NetworkLookups
+from hotbed.training.step.network import Arguments, NetworkLookups
 
 from .foreseen.called import CalledLookups
 from .foreseen.moved import MovedLookups

@@ -21,7 +21,7 @@ from hotbed.embedding.modules.state import EXTRA
 from hotbed.embedding.modules.transforms import check_transforms
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
-from hotbed.training.stages.turns import Turns
+from hotbed.training.step.turns import Turns
 
 from .rows import load_weight
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, CountedTimes, times_of
 from hotbed.embedding.lookups import Plans
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.training.stages.network import ADAPTER, Arguments, NetworkAdapter
-from hotbed.training.stages.turns import Turns
+from hotbed.training.step.network import ADAPTER, Arguments, NetworkAdapter
+from hotbed.training.step.turns import Turns
 
 from .binding import bind
 from .conversion_report import EmbeddingEntry

@@ -15,8 +15,8 @@ from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
 from hotbed.training.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.run import Kept, Run
-from hotbed.training.stages.learner import SelfUpdating, StepLearner
-from hotbed.training.stages.scorer import Progressive, scorer_of
+from hotbed.training.step.learner import SelfUpdating, StepLearner
+from hotbed.training.step.scorer import Progressive, scorer_of
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows

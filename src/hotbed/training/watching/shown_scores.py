@@ -12,8 +12,8 @@ import numpy as np
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.training.run import Run
-from hotbed.training.stages.example import Example, prepare
-from hotbed.training.stages.scorer import Scorer, host
+from hotbed.training.step.example import Example, prepare
+from hotbed.training.step.scorer import Scorer, host
 
 
 class ShownScores:

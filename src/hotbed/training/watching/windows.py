@@ -17,8 +17,8 @@ from hotbed.metrics import AUC, bounded, get_metric
 from hotbed.metrics.metric_set import metric_set
 from hotbed.metrics.popularity import Popularity
 from hotbed.training.run import Run
-from hotbed.training.stages.example import Example
-from hotbed.training.stages.scorer import Scorer, host, scorer_of
+from hotbed.training.step.example import Example
+from hotbed.training.step.scorer import Scorer, host, scorer_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.shown_scores import ShownScores
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog

@@ -13,7 +13,7 @@ from hotbed.data.bad_rows import IdLimits, LimitCheck
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
-from hotbed.training.stages.fetcher import Fetcher
+from hotbed.training.step.fetcher import Fetcher
 
 __all__ = ["DataReader"]
 

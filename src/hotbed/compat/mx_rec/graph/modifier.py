@@ -28,7 +28,7 @@ from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at
 from hotbed.training.auto import Findings, Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, lookup_report
-from hotbed.training.stages.network import obstacle_of
+from hotbed.training.step.network import obstacle_of
 
 __all__ = ["GraphModifierHook", "modify_graph_and_start_emb_cache"]
 

@@ -20,9 +20,9 @@ from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.auto.lookups import MovedLookup
 from hotbed.training.auto.network import Converted, takes_batch
-from hotbed.training.stages.example import Example
-from hotbed.training.stages.network import NetworkLookups, obstacle_of
-from hotbed.training.stages.turns import Turns, features_of
+from hotbed.training.step.example import Example
+from hotbed.training.step.network import NetworkLookups, obstacle_of
+from hotbed.training.step.turns import Turns, features_of
 
 log = logging.getLogger("hotbed")
 

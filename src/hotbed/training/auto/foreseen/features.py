@@ -18,8 +18,8 @@ from hotbed.training.auto.binding import bind
 from hotbed.training.auto.signature import VALUES, Signature
 from hotbed.training.auto.trace import Findings, IdGraph
 from hotbed.training.auto.trace import inspect as look_at
-from hotbed.training.stages.network import Arguments
-from hotbed.training.stages.turns import features_of, ids_of_samples
+from hotbed.training.step.network import Arguments
+from hotbed.training.step.turns import features_of, ids_of_samples
 
 Call = Callable[[Any], Arguments]
 """Returns the positional and keyword arguments of a model for an item of its data."""

@@ -12,8 +12,8 @@ from hotbed.data.batch import Batch, CountedTimes, Ids, times_of
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError
 from hotbed.training.auto.network import Converted
-from hotbed.training.stages.example import Example
-from hotbed.training.stages.turns import LookupsInTurn, bags_of_samples
+from hotbed.training.step.example import Example
+from hotbed.training.step.turns import LookupsInTurn, bags_of_samples
 
 
 class MovedLookups(LookupsInTurn):

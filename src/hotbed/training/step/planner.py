@@ -17,8 +17,8 @@ from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 from hotbed.parallel import FAULT, portable
-from hotbed.training.stages.example import Example
-from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
+from hotbed.training.step.example import Example
+from hotbed.training.step.network import BatchLookups, NetworkLookups, adapter_of
 
 Agreed = Callable[[Batch], Mapping[str, Any]]
 """Returns what all processes must have alike in the step of a batch."""

@@ -17,13 +17,13 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import Plans, Sums
 from hotbed.embedding.modules import Embedding, EmbeddingCollection, device_of, table_modules
 from hotbed.errors import ConfigError
-from hotbed.training.stages.batch_weights import BatchWeights
-from hotbed.training.stages.division import Division
-from hotbed.training.stages.example import CPU, Example, misfits_named
-from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
-from hotbed.training.stages.passes import NetworkPass, Passes
-from hotbed.training.stages.planner import Planner, asked_by_grains
-from hotbed.training.stages.recorded import RecordedLookups
+from hotbed.training.step.batch_weights import BatchWeights
+from hotbed.training.step.division import Division
+from hotbed.training.step.example import CPU, Example, misfits_named
+from hotbed.training.step.network import BatchLookups, NetworkLookups, adapter_of
+from hotbed.training.step.passes import NetworkPass, Passes
+from hotbed.training.step.planner import Planner, asked_by_grains
+from hotbed.training.step.recorded import RecordedLookups
 
 SEEDS = 2**62
 """Seeds are drawn below it; a grain adds its number."""

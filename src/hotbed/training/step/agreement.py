@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
 from hotbed.parallel import Requirement, Shard, digest_of, digest_of_files, edits_of
-from hotbed.training.stages.compared import compared
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import Example
+from hotbed.training.step.compared import compared
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.example import Example
 
 CHECKED_WEIGHTS = 16
 """The first weights of each dense parameter, which the ranks compare at each step."""

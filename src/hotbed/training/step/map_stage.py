@@ -13,7 +13,7 @@ from torch import nn
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
-from hotbed.training.stages.example import Example
+from hotbed.training.step.example import Example
 
 from .fetcher import Fetcher
 from .planner import Planner

@@ -27,20 +27,20 @@ from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.parallel import WHOLE, Counters, RankWork, Shard, sum_counters
 from hotbed.parallel.world import check_single_rank
-from hotbed.training.stages.agreement import (
+from hotbed.training.step.agreement import (
     settings_of_learning,
     settings_of_network,
     settings_of_tables,
     values_of_rates,
     values_of_step,
 )
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.division import Division
-from hotbed.training.stages.example import CPU, Example, misfits_named
-from hotbed.training.stages.grains import Grains, check_grains
-from hotbed.training.stages.network import adapter_of, looks_up_once
-from hotbed.training.stages.passes import NetworkPass, Passes, own_loss
-from hotbed.training.stages.planner import Planner
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.division import Division
+from hotbed.training.step.example import CPU, Example, misfits_named
+from hotbed.training.step.grains import Grains, check_grains
+from hotbed.training.step.network import adapter_of, looks_up_once
+from hotbed.training.step.passes import NetworkPass, Passes, own_loss
+from hotbed.training.step.planner import Planner
 
 
 class Update(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from hotbed.embedding.table import Table
-from hotbed.training.stages.network import ignores_mode
+from hotbed.training.step.network import ignores_mode
 
 _OTHER_IN_EVAL_MODE = (
     nn.MultiheadAttention,  # these take a faster path there, whose results differ in bits

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import Example, misfits_named
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.example import Example, misfits_named
 
 
 class Passes(ABC):

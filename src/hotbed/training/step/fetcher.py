@@ -15,8 +15,8 @@ from hotbed.embedding.modules import EmbeddingCollection, TableModule, table_mod
 from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import HotbedError
-from hotbed.training.stages.example import CPU, Example, prepare
-from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
+from hotbed.training.step.example import CPU, Example, prepare
+from hotbed.training.step.network import BatchLookups, NetworkLookups, adapter_of
 
 log = logging.getLogger("hotbed")
 

@@ -21,8 +21,8 @@ from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import AmpPrecision
 from hotbed.parallel import WHOLE, Shard
-from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import Example, misfits_named
+from hotbed.training.step.criterion import Criterion
+from hotbed.training.step.example import Example, misfits_named
 
 LOSS = "loss"
 ALL = slice(None)

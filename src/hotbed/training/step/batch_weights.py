@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotbed.data.batch import Batch, changed
 from hotbed.embedding.modules.autograd import graph_weights
-from hotbed.training.stages.example import Example
+from hotbed.training.step.example import Example
 
 
 @dataclass(frozen=True)
