@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from hotbed.data.schema import POOLINGS
 from hotbed.embedding.dates import checked_times, take_times
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
+
+NOTHING_NOTED: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
 
 
 @dataclass(frozen=True)
@@ -188,15 +190,23 @@ class FeatureLayout:
         times = [checked_times(table, time, num_samples) for table in self.dated]
         return next((checked for checked in times if checked is not None), None)
 
-    @contextmanager
-    def mapping(self, times: np.ndarray | None, *, training: bool) -> Iterator[Callable[[], None]]:
+    def mapping(
+        self, times: np.ndarray | None, *, training: bool
+    ) -> AbstractContextManager[Callable[[], None]]:
         """Note around a native call that the tables map a batch; see `dates.take_times`.
 
-        If the call raises, nothing is noted. Yields what undoes it.
+        If the call raises, nothing is noted. The block gets what undoes it.
         """
-        undos = []
-        if training:
-            undos = [take_times(table, times) for table in self.dated]
+        dated = self.dated if training else []
+        if not dated and not self.admitting:
+            return NOTHING_NOTED
+        return self._noted(dated, times)
+
+    @contextmanager
+    def _noted(
+        self, dated: Sequence[Table], times: np.ndarray | None
+    ) -> Iterator[Callable[[], None]]:
+        undos = [take_times(table, times) for table in dated]
 
         def undo() -> None:
             for undo_table in undos:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -178,8 +177,11 @@ class NativeLookup(Lookup, ABC):
     def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
         host = HostIds(layout.features, inputs)
         natives = [table.native for table in layout.tables]
-        with _mapping(layout, host, None, training=False):
+        try:
             read_ahead(natives, layout.columns, host.addresses)
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
 
     def pool_plan(
         self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
@@ -279,10 +281,13 @@ class LocalLookup(NativeLookup):
     ) -> tuple[Pooled, MappedIds]:
         host, times, step = _begun(layout, inputs, time, training=training)
         results = _Results(layout, host)
-        with _mapping(layout, host, times, training=training):
-            step.lookup(
-                host.addresses, _address(times), results.addresses, training=training, keeps=keep
-            )
+        places = (host.addresses, _address(times), results.addresses)
+        try:
+            with layout.mapping(times, training=training):
+                step.lookup(*places, training=training, keeps=keep)
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
         return (results.flat, results.sequences), LocalIds(layout.tables, step)
 
     def join_grains(
@@ -301,14 +306,16 @@ def _map(layout: FeatureLayout, inputs: Sequence[Ids], wanted: WantedRows) -> Lo
         layout, inputs, wanted.time, training=training, grain_ends=wanted.grain_ends
     )
     task = None
-    with _mapping(layout, host, times, training=training) as undo:
-        if wanted.queue is None:
-            step.map(host.addresses, _address(times), training=training)
-        else:
-            owner = (host, times)
-            task = step.map_later(
-                wanted.queue, host.addresses, _address(times), owner, training=training
-            )
+    places = (host.addresses, _address(times))
+    try:
+        with layout.mapping(times, training=training) as undo:
+            if wanted.queue is None:
+                step.map(*places, training=training)
+            else:
+                task = step.map_later(wanted.queue, *places, (host, times), training=training)
+    except ValueError:
+        host.check_offsets(layout.features)
+        raise
     return LocalMap(layout, LocalIds(layout.tables, step, host), task, undo)
 
 
@@ -426,19 +433,6 @@ def mark(step: Step, time: Any, host: HostIds) -> None:
 
 def _address(times: np.ndarray | None) -> int:
     return 0 if times is None else times.ctypes.data
-
-
-@contextmanager
-def _mapping(
-    layout: FeatureLayout, host: HostIds, times: np.ndarray | None, *, training: bool
-) -> Iterator[Callable[[], None]]:
-    """Do as `FeatureLayout.mapping`; name the feature whose offsets a native call refuses."""
-    try:
-        with layout.mapping(times, training=training) as undo:
-            yield undo
-    except ValueError:
-        host.check_offsets(layout.features)
-        raise
 
 
 def native_ids(mapped: MappedIds) -> NativeIds:

@@ -16,6 +16,9 @@ from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
 
 from .parameter import TableRows
 
+MOST_DEAD = 64
+"""Forward passes without a step after which those whose graphs are gone are forgotten."""
+
 
 class HostGradient(Tensor):
     """A gradient of rows, in host memory, of a module on another device.
@@ -90,16 +93,20 @@ class RowGradients:
         self._pending: Pending | None = None
         self._device = torch.device("cpu")
         # of the forward passes since the last step, as long as their graphs live
-        self._mapped: weakref.WeakSet[MappedIds] = weakref.WeakSet()
+        self._mapped: list[weakref.ref[MappedIds]] = []
 
     def watch(self, mapped: MappedIds) -> None:
         """Let the rows of a forward pass go with the next step, however long its graph lives."""
-        self._mapped.add(mapped)
+        if len(self._mapped) >= MOST_DEAD:
+            self._mapped = [reference for reference in self._mapped if reference() is not None]
+        self._mapped.append(weakref.ref(mapped))
 
     def let_go(self) -> None:
         """Let the rows of all forward passes since the last step go."""
-        for mapped in self._mapped:
-            mapped.let_go()
+        for reference in self._mapped:
+            mapped = reference()
+            if mapped is not None:
+                mapped.let_go()
         self._mapped.clear()
 
     def add(
