@@ -279,7 +279,7 @@ def errors() -> dict[str, str]:
         data: Any = hb.Dataset(hb.sources.Memory(bad), SCHEMA, batch_size=100)
         if name == "last row":
             data = hb.Ahead(data)
-        found[name] = error_of(lambda data=data: model_of().fit(data, progress=False))  # type: ignore[misc]
+        found[name] = error_of(functools.partial(model_of().fit, data, progress=False))
     label = hb.Label("never", column="word", positive="seven")
     schema = dataclasses.replace(SCHEMA, columns=[label, *SCHEMA.columns[1:]])
     data = hb.Dataset(memory(Path()), schema, batch_size=100)
@@ -310,7 +310,7 @@ def differing() -> dict[str, str]:
         "rows": hb.Dataset(hb.sources.Memory(columns(ROWS - is_last)), schema, batch_size=100),
     }
     return {
-        name: error_of(lambda train=train: model_of().fit(train, progress=False))  # type: ignore[misc]
+        name: error_of(functools.partial(model_of().fit, train, progress=False))
         for name, train in data.items()
     }
 

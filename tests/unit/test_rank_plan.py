@@ -24,6 +24,8 @@ from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, DataError
 from hotbed.job import sampled_tables
 from hotbed.job import workload as of_job
+from hotbed.job.job import Job
+from hotbed.job.planning import Wishes, plan
 from hotbed.parallel import Placement
 from hotbed.parallel.forecast.ranks import (
     DiskTimes,
@@ -369,6 +371,13 @@ def test_a_disturbed_measurement_is_told(job: str, monkeypatch: pytest.MonkeyPat
     printed = CliRunner().invoke(app, ["plan", job, "--ranks=2"])
     assert printed.exit_code == 0, printed.output
     assert "had a processor for 50% of their time" in printed.output
+
+
+def test_plan_of_hosts_looks_at_whole_hosts(job: str) -> None:
+    of_hosts = plan(Job.read(job), Wishes(host_ranks=3, latency=1e-3))
+    assert [each.ranks for each in of_hosts.plans] == [1, 3, 6, 12, 24, 48, 96, 192]
+    with pytest.raises(ConfigError, match="--host-ranks: all hosts have as many ranks, got 2 for"):
+        plan(Job.read(job), Wishes(3, host_ranks=2))
 
 
 def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(

@@ -123,12 +123,19 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"--ranks: a table lies on at most {MOST_RANKS} ranks, got {wishes.ranks}. Give a "
             f"number from 1 to {MOST_RANKS}."
         )
+    host_ranks = wishes.host_ranks or 1
+    if wishes.ranks is not None and wishes.ranks % host_ranks:
+        raise ConfigError(
+            f"--host-ranks: all hosts have as many ranks, got {host_ranks} for --ranks "
+            f"{wishes.ranks}. Give a multiple of {host_ranks} as --ranks."
+        )
     work, sampled = workload_of(job, wishes.rows or {})
     if any(wish is not None for wish in (wishes.host_ranks, wishes.latency, wishes.bandwidth)):
-        work = work.with_hosts(wishes.host_ranks or 1, wishes.latency, wishes.bandwidth)
+        work = work.with_hosts(host_ranks, wishes.latency, wishes.bandwidth)
     slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
     work = replace(work, disk=None if slowest is None else slowest.times())
-    numbers = [1 << power for power in range(MOST_RANKS.bit_length())]
+    of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
+    numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
     if wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts: on which the ranks are, and by which of them a message goes to another rank.
+"""Hosts: which ranks are on which host, and how messages between hosts are put together.
 
 Where several hosts have several ranks each, a rank sends one message to each other host: it holds
 what all ranks of its host have for one rank of that host.
@@ -17,7 +17,10 @@ from torch import Tensor
 
 
 class RankLink(Enum):
-    """Which ranks exchange messages with each other: all, those of a host, or those `alike`."""
+    """Which ranks exchange messages with each other.
+
+    `ALL` of them, those of one `HOST`, or, `ALIKE`, those that have the same number on their hosts.
+    """
 
     ALL = "all"
     HOST = "host"

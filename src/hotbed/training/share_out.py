@@ -64,7 +64,7 @@ def own_grains(
 def identity_of(source: Source) -> Any:
     """Return plain values that differ where the rows do, as far as some of them show.
 
-    Of a file these are its size and 64 KiB at its begin and its end. None = they are not known.
+    Of a file these are its size, and a digest of its first and last 64 KiB. None = not known.
     """
     if isinstance(source, Memory):
         return _shown_rows(source)
