@@ -164,9 +164,8 @@ class TableExchange:
     def take_whole(self, ids: AskedIds, inputs: Sequence[Ids]) -> Plan:
         """Return the plan of a batch that one module looks up as a whole, as the first grain."""
         self._take_rows(ids)
-        grains = [
-            front.divide() for front in ids.fronts
-        ]  # the blocks without samples send sums, too
+        # blocks without samples are divided, too: they send their sums
+        grains = [front.divide() for front in ids.fronts]
         return self._plan(0, inputs, grains[0][0])
 
     def sums_to_owners(
