@@ -57,9 +57,14 @@ class AnswerSizes:
         self._bytes = num_bytes
         return {LIMIT: num_bytes}
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether the client refuses what is too large, so that no message has to be looked at."""
+        return self._bytes == self._allowed
+
     def takes(self, partition: int, offset: int, value: bytes | None) -> bool:
         """Return whether a message is taken: neither it nor one before it is too large."""
-        if self._bytes > self._allowed and len(value or b"") > self._allowed:
+        if len(value or b"") > self._allowed:
             size = f"{len(value or b'')} bytes at offset {offset} of partition {partition}"
             self._too_large.setdefault(partition, f"{size} ({self._last_reason})")
         return partition not in self._too_large

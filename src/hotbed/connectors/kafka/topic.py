@@ -205,6 +205,7 @@ class KafkaTopic:
         """Add fetched messages to the pending ones."""
         pending = self.pending
         fetched = self.fetched
+        takes_all = self._sizes.takes_all
         for partition, offset, timestamp, value, error in entries:
             if error is not None:
                 self._failed(error, partition, offset)
@@ -215,7 +216,7 @@ class KafkaTopic:
                 self._compare(partition, offset, message)
             # lower offsets were fetched before, and again after a new assignment
             is_new = offset >= fetched.get(partition, 0)
-            if is_new and self._sizes.takes(partition, offset, value):
+            if is_new and (takes_all or self._sizes.takes(partition, offset, value)):
                 pending[partition].append(message)
                 fetched[partition] = offset + 1
                 self._newest[partition] = message
