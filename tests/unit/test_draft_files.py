@@ -17,7 +17,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
-from hotbed.errors import ConfigError, DataError
+import hotbed as hb
+from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.job.draft import draft
 from hotbed.job.file import parse_value
 from hotbed.job.job import Job
@@ -150,3 +151,75 @@ def test_a_file_that_cannot_be_drafted_is_refused_by_name(
     (tmp_path / name).write_bytes(content)
     with pytest.raises((DataError, ConfigError), match=said):
         draft(str(tmp_path / name))
+
+
+START = dt.datetime(2024, 3, 1, 7, 30)
+MOMENTS = [START + dt.timedelta(minutes=37 * row, milliseconds=row) for row in range(NUM_ROWS)]
+SECONDS = [int(moment.replace(tzinfo=dt.UTC).timestamp()) for moment in MOMENTS]
+TEXTS = [f"text {row % 5}" for row in range(NUM_ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("split_id", [row % 2 for row in range(NUM_ROWS)]),
+        ("is_train", [row % 3 > 0 for row in range(NUM_ROWS)]),
+        ("isTest", [row % 3 for row in range(NUM_ROWS)]),
+        ("cv_fold", [row % 5 for row in range(NUM_ROWS)]),
+        ("dataset", ["a" if row < 200 else "b" for row in range(NUM_ROWS)]),
+        ("which", ["Train" if row < 200 else "test" for row in range(NUM_ROWS)]),
+        ("event_ms", [second * 1000 + row for row, second in enumerate(SECONDS)]),
+        ("x", [second * 10**6 for second in SECONDS]),
+        ("x", [second * 10**9 for second in SECONDS]),
+        ("day", [moment.date() for moment in MOMENTS]),
+        ("day", [f"{moment:%Y-%m-%d}" for moment in MOMENTS]),
+        ("local", [f"{moment + dt.timedelta(hours=8):%Y-%m-%d %H:%M}" for moment in MOMENTS]),
+        ("signupTime", [1_500_000_000 + row % 17 * 86_400 for row in range(NUM_ROWS)]),
+        ("signed_up", [dt.date(2020, 1, 1 + row % 17) for row in range(NUM_ROWS)]),
+        ("clickTime", [second if row % 3 else None for row, second in enumerate(SECONDS)]),
+        ("printed", [f"{moment:%m/%d/%Y %I:%M:%S %p}" for moment in MOMENTS]),
+        ("request", [row * 7919 for row in range(NUM_ROWS)]),
+        ("request", [None if row == 5 else row * 7919 for row in range(NUM_ROWS)]),
+        ("request", [f"{row * 7919:x}" for row in range(NUM_ROWS)]),
+        ("shown", [f"N{row}-0 N{row + 1}-1" for row in range(NUM_ROWS)]),
+    ],
+)
+def test_marks_moments_and_keys_are_no_features_and_no_labels(
+    tmp_path: Path, name: str, values: list[Any]
+) -> None:
+    """Left out with a reason, whether the file has a label and a time beside them or not."""
+    columns = {"user_id": [row % 7 for row in range(NUM_ROWS)], name: values}
+    pl.DataFrame(
+        {**columns, "at": MOMENTS, "kind": [row * 7 % 10 < 3 for row in range(NUM_ROWS)]}
+    ).write_parquet(tmp_path / "a.parquet")
+    text = draft(str(tmp_path / "a.parquet"))
+    columns_of_job = parse_value(text)["schema"]["columns"]
+    assert [column["name"] for column in columns_of_job] == ["kind", "at", "user_id"]
+    line = next(line for line in text.splitlines() if line.startswith("    # - ") and name in line)
+    assert "# left out: " in line
+    assert "a guess" in text  # no name says that `kind` is what to predict
+    pl.DataFrame({"text": TEXTS, **columns}).write_parquet(tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match=r"no column looks like a label|one row of each item"):
+        draft(str(tmp_path / "b.parquet"))
+
+
+@pytest.mark.parametrize("delimiter", ["|", ";", " ", ","])
+def test_lists_of_ids_in_a_text_are_split(tmp_path: Path, delimiter: str) -> None:
+    lists = [
+        delimiter.join(f"N{row + step}" for step in range(row % 4 + 2)) for row in range(NUM_ROWS)
+    ]
+    titles = [f"How {row} birds, and the fox, met" for row in range(NUM_ROWS)]
+    frame(clicked=lists, title=titles).write_parquet(tmp_path / "a.parquet")
+    job, text, _ = first_batch(tmp_path / "a.parquet")
+    assert job.schema["clicked"].transforms == (hb.transforms.Split(delimiter),)
+    assert "- {kind: id, name: title}" in text
+    assert "title" not in [column.name for column in job.schema.columns]
+
+
+def test_the_time_of_events_is_the_most_exact_one_that_no_row_lacks(tmp_path: Path) -> None:
+    days = [moment.date() for moment in MOMENTS]
+    outcome = [moment if row % 3 else None for row, moment in enumerate(MOMENTS)]
+    clicks = [row * 7 % 10 < 3 for row in range(NUM_ROWS)]
+    columns = {"converted_at": outcome, "day": days, "at": MOMENTS, "click": clicks, "shop": TEXTS}
+    pl.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
+    assert parse_value(draft(str(tmp_path / "a.parquet")))["schema"]["columns"][1]["name"] == "at"

@@ -8,6 +8,8 @@ events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
 json_schema.py        the JSON Schema of job files, for completion and checks in editors
+line.py               a line of a drafted job, and the reason for it
+moments.py            find the time of events among columns, and repeats of it
 planning.py           the plan of a job on several processes: predictions and notes
 plan_page.py          the picture of a plan
 ready.py              whether everything that a job reads and writes is there, before it learns

@@ -17,16 +17,15 @@ from hotbed.connectors.compression import CODECS, ending_of
 from hotbed.connectors.endings import FILE_KINDS, source_for
 from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError, SchemaError
+from hotbed.job.line import Line, quoted
+from hotbed.job.moments import find_time, other_time_line, time_line
 from hotbed.job.roles import (
-    Line,
     feature_line,
     find_label,
-    find_time,
     gives_away,
     has_decimal_commas,
+    holds_labels,
     label_line,
-    quoted,
-    time_line,
 )
 from hotbed.job.sniff import first_row, sniffed
 
@@ -93,12 +92,15 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     """
     sample = Sample.of(path, columns)
     frame = sample.frame
-    name = label or find_label(frame)
+    name = label
+    guess = ""
+    if name is None:
+        name, guess = find_label(frame)
     if name is None or name not in frame.columns:
-        raise SchemaError(_no_label(path, name, frame.columns))
+        raise SchemaError(_no_label(path, name, frame))
     time = find_time(frame, name)
     check_label(path, frame[name])
-    lines = lines_of(frame, name, time)
+    lines = lines_of(frame, name, time, guess)
     if isinstance(sample.source, Libsvm):
         lines = [label_line(frame[name]), _WEIGHTED_IDS]
     check_features(path, frame, lines)
@@ -132,12 +134,19 @@ def check_label(path: str, values: pl.Series) -> None:
         )
 
 
-def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
-    choices = ", ".join(columns)
+def _no_label(path: str, name: str | None, frame: pl.DataFrame) -> str:
+    choices = ", ".join(frame.columns)
     if name is not None:
         return (
             f"{path}: no column {name!r} to predict, got {choices}. Name one of them with --label."
         )
+    for column in frame.columns:
+        if holds_labels(frame[column]):
+            example = frame[column].drop_nulls()[0]
+            return (
+                f"{path}: column {column!r} holds items with their labels, got {example!r:.40}. "
+                "Make one row of each item, as docs/jobs.md shows, and draft again."
+            )
     return (
         f"{path}: no column looks like a label, got {choices}. Name the column to predict with "
         "--label. If every row is something that happened (a click, a play, a purchase), there is "
@@ -145,17 +154,27 @@ def _no_label(path: str, name: str | None, columns: Sequence[str]) -> str:
     )
 
 
-def lines_of(frame: pl.DataFrame, label: str | None, time: str | None) -> list[Line]:
-    """Return the line of each column: the label if there is one, the time, then the features."""
+def lines_of(
+    frame: pl.DataFrame, label: str | None, time: str | None, guess: str = ""
+) -> list[Line]:
+    """Return the line of each column: the label if there is one, the time, then the features.
+
+    `guess`: why the label is a guess.
+    """
     lines: list[Line] = []
     if label is not None:
-        lines.append(label_line(frame[label]))
+        line = label_line(frame[label])
+        if guess:
+            line = replace(line, why=f"{line.why}; {guess}. --label names another one")
+        lines.append(line)
+    times = None
     if time is not None:
-        lines.append(time_line(frame[time]))
+        times = frame[time]
+        lines.append(time_line(times))
     for column in frame.columns:
         if column in (label, time):
             continue
-        line = feature_line(frame[column])
+        line = other_time_line(frame[column], times) or feature_line(frame[column])
         if label is not None and line.role != "left out" and gives_away(frame, label, column):
             why = f"left out: it decides {label}, as an outcome would"
             line = Line("left out", line.text, why)
@@ -270,15 +289,30 @@ def columns_text(lines: Sequence[Line]) -> str:
     return "\n".join(columns)
 
 
-def rest_of_job(lines: Sequence[Line], num_rows: int, shuffle: int = 0) -> str:
-    """Return what follows the sources of a job: model, tables, and how to train."""
+def rest_of_job(
+    lines: Sequence[Line], num_rows: int, shuffle: int = 0, ranked_by: str | None = None
+) -> str:
+    """Return what follows the sources of a job: model, tables, and how to train.
+
+    Args:
+        lines: the columns.
+        num_rows: rows that train.
+        shuffle: as in the job.
+        ranked_by: column of the users whose items are ranked, where labels 0 are drawn; None =
+            labels are as they happened, and so are probabilities.
+    """
     evict = ""
     if any(line.role == "time" for line in lines):
         evict = "  # evict: {kind: ttl, days: 90}             # rows not seen for so long go\n"
     fit = f"epochs: 10, batch_size: {_batch_size(num_rows)}"
     if shuffle:
         fit = f"{fit}, shuffle: {shuffle}"
-    return _REST.format(evict=evict, fit=fit)
+    metrics = "auc, log_loss"
+    stop = _LOG_LOSS
+    if ranked_by is not None:
+        metrics = f"auc, {quoted(f'gauc@{ranked_by}')}, log_loss"
+        stop = _RANKING
+    return _REST.format(evict=evict, fit=fit, metrics=metrics) + stop + "output: runs/job\n"
 
 
 def flow(value: object) -> str:
@@ -327,11 +361,21 @@ tables:
 {evict}  # overrides: {{some_table: {{dim: 4}}}}
 
 optimizer: {{kind: adam, lr: 1e-3}}            # of the dense network
-metrics: [auc, log_loss]
+metrics: [{metrics}]
 fit: {{{fit}}}
+"""
+
+_LOG_LOSS = """\
 # Training ends when the validation's log loss rises; the epoch before it is kept.
 callbacks:
-  - {{kind: early_stopping, metric: log_loss, patience: 1}}
-  - {{kind: best_weights, metric: log_loss}}
-output: runs/job
+  - {kind: early_stopping, metric: log_loss, patience: 1}
+  - {kind: best_weights, metric: log_loss}
+"""
+
+_RANKING = """\
+# Rows with the label 0 are drawn, so the order of items counts and not their probability: training
+# ends when the validation's AUC does not rise; the epoch before it is kept.
+callbacks:
+  - {kind: early_stopping, metric: auc, patience: 1}
+  - {kind: best_weights, metric: auc}
 """

@@ -10,7 +10,9 @@ import polars as pl
 from hotbed import config
 from hotbed.errors import SchemaError
 from hotbed.job.draft import Sample, check_features, columns_text, flow, lines_of, rest_of_job
-from hotbed.job.roles import Line, find_item, find_label, find_time, find_user, follow_item, quoted
+from hotbed.job.line import Line, quoted
+from hotbed.job.moments import find_time
+from hotbed.job.roles import find_item, find_label, find_user, follow_item
 
 NEGATIVES = 4
 """Rows that are added for each event of implicit feedback."""
@@ -34,6 +36,7 @@ class Roles:
     time: str | None
     user: str | None
     item: str | None
+    guess: str = ""  # why the label is a guess
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def draft_preparation(
             output=output,
             source=flow(config.describe(sample.source)),
             columns=schema,
-        ),
+        )
+        + _guessed(roles),
         _derive(roles),
         _negatives(frame, roles),
         _split(roles),
@@ -88,10 +92,12 @@ def draft_preparation(
     ]
     preparation = "\n".join(part for part in parts if part)
     num_rows = len(frame)
+    ranked_by = None
     if roles.label is None:
         num_rows *= 1 + NEGATIVES
+        ranked_by = roles.user
     job = _JOB.format(path=sample.path, output=quoted(output))
-    return Drafts(preparation, job + rest_of_job(lines, num_rows, _SHUFFLE_ROWS))
+    return Drafts(preparation, job + rest_of_job(lines, num_rows, _SHUFFLE_ROWS, ranked_by))
 
 
 def _roles(sample: Sample, label: str | None, user: str | None, item: str | None) -> Roles:
@@ -104,10 +110,12 @@ def _roles(sample: Sample, label: str | None, user: str | None, item: str | None
                 f"{sample.path}: there is not such a column, got {option} {name}. Name one of "
                 f"{', '.join(frame.columns)}."
             )
-    target = label or find_label(frame)
-    roles = Roles(
-        target, find_time(frame, target or ""), user or find_user(frame), item or find_item(frame)
-    )
+    target = label
+    guess = ""
+    if target is None:
+        target, guess = find_label(frame)
+    time = find_time(frame, target or "")
+    roles = Roles(target, time, user or find_user(frame), item or find_item(frame), guess)
     if roles.label is None and (roles.user is None or roles.item is None):
         raise SchemaError(
             f"{sample.path}: no column looks like a label, and none like a user or an item, got "
@@ -124,12 +132,20 @@ def _lines(frame: pl.DataFrame, roles: Roles) -> list[Line]:
         text = f"{{kind: label, name: {_EVENT_LABEL}}}"
         lines.append(Line("label", text, "1 in the rows of the file, 0 in those that are added"))
     keys = [quoted(name) for name in (roles.user, roles.item) if name is not None]
-    for line in lines_of(frame, roles.label, roles.time):
+    for line in lines_of(frame, roles.label, roles.time, roles.guess):
         is_key = any(line.text == f"{{kind: id, name: {key}}}" for key in keys)
         if line.role == "left out" and is_key:
             line = replace(line, role="id", why="nearly every row has its own")
         lines.append(line)
     return lines
+
+
+def _guessed(roles: Roles) -> str:
+    """Return the columns that decide what follows, for a person to check."""
+    if roles.user is None and roles.item is None:
+        return ""
+    names = f"user {roles.user or '(none)'}, item {roles.item or '(none)'}"
+    return f"\n# Guessed from names and types: {names}. --user and --item name others.\n"
 
 
 # --- derived columns ------------------------------------------------------------------------------

@@ -6,16 +6,14 @@ The guess of a column is a line of the job and the reason for it, which a person
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from hotbed.job.file import parse_value
+from hotbed.job.line import Line, left_out, quoted, share_of, words_of
+from hotbed.job.moments import is_time
 
 NUM_NEIGHBOURS = 200
 """Most frequent values of a column of whole numbers that tell amounts from names."""
@@ -40,7 +38,6 @@ _LABEL = re.compile(
     r"(label|clk|click(ed)?|target|y|liked?|buy|bought|purchased?|conver(sion|ted)|"
     r"rating|stars|score)"
 )
-_TIME = re.compile(r"(.*_)?(time(_?stamp)?|ts|at|date|datetime|created|hour)", re.IGNORECASE)
 _NAMES = re.compile(
     r"(.*_)?"
     r"(id|code|type|category|user|item|movie|film|product|ad|campaign|site|app|device|shop|store|"
@@ -71,55 +68,77 @@ _INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 _DECIMAL_COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+$"
 _TRUE = ("true", "t", "yes", "y")
 _FALSE = ("false", "f", "no", "n")
-_LISTS = re.compile(r"^[^|;]+(\|[^|;]+)+$")
-_ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
-
-# Unit of a time since 1970, and the smallest and largest value that is a time of our days.
-_EPOCHS = (("s", 1e8, 1e10), ("ms", 1e11, 1e13), ("us", 1e14, 1e16), ("ns", 1e17, 1e19))
-_MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1e-3}
-
-_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-
-Role = Literal["label", "time", "id", "dense", "left out"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A column of a drafted job: its role, its text in YAML, and the reason."""
-
-    role: Role
-    text: str
-    why: str
+# What separates the entries of a list in a text, and what the entries look like.
+_LISTS = (
+    ("|", r"^[^|;]+(\|[^|;]+)+$"),
+    (";", r"^[^|;]+(;[^|;]+)+$"),
+    (" ", r"^[A-Za-z_]*\d+( [A-Za-z_]*\d+)+$"),
+    (",", r"^[\w-]+(,[\w-]+)+$"),
+)
+_LABELLED_LISTS = r"^\S+[-:][01]([ ,;|]\S+[-:][01])+$"
+# Columns that say which rows train and which test.
+_MARKS = re.compile(
+    r"(.*_)?(split|k?fold|holdout)(_?(id|no|num|number|idx|index|key|name|type|label))?|"
+    r"(is_?|in_?)?(train(ing)?|test(ing)?|val|valid(ation)?)(_?(set|flag|mask|rows?|test|split))?|"
+    r"(train_?test|data_?set|sub_?set)(_?(id|name|type))?"
+)
+_PARTS = {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"}
+_MOST_PARTS = 100
 
 
-def find_label(frame: pl.DataFrame) -> str | None:
-    """Return the name of the column to predict; None where no column looks like one."""
-    named = [name for name in frame.columns if _LABEL.fullmatch(name.lower())]
-    binary = [name for name in frame.columns if _has_two_values(frame[name])]
-    for name in named:
-        if name in binary:
-            return name
-    if named:
-        return named[0]
-    last = frame.columns[-1]
-    if len(binary) == 1 or last in binary:
-        return binary[-1]
-    return None
+def find_label(frame: pl.DataFrame) -> tuple[str | None, str]:
+    """Return the name of the column to predict, and why it is a guess; "" if its name says it.
+
+    The name is None where no column looks like a label.
+    """
+    names = [name for name in frame.columns if _can_be_label(frame[name])]
+    named = [name for name in names if _LABEL.fullmatch(words_of(name))]
+    binary = [name for name in names if _has_two_values(frame[name])]
+    for name in [*(name for name in named if name in binary), *named]:
+        return name, ""
+    if len(binary) == 1:
+        return binary[0], "a guess: no other column has two values"
+    if frame.columns[-1] in binary:
+        return binary[-1], "a guess: it is the last column, and has two values"
+    return None, ""
+
+
+def _can_be_label(values: pl.Series) -> bool:
+    """Return whether a column may be what to predict: not a mark, a moment or a key of rows."""
+    return not (is_mark(values) or is_time(values) or _is_key(values))
 
 
 def _has_two_values(values: pl.Series) -> bool:
     return not values.dtype.is_nested() and values.n_unique() == 2
 
 
-def find_time(frame: pl.DataFrame, label: str) -> str | None:
-    """Return the name of the first column of times, else None."""
-    for name in frame.columns:
-        if name == label:
-            continue
-        values = frame[name]
-        if values.dtype.is_temporal() or (_TIME.fullmatch(name) and _unit(values)):
-            return name
-    return None
+def is_mark(values: pl.Series) -> bool:
+    """Return whether a column says which rows train and which test, by its name or its texts."""
+    if values.dtype.is_nested() or values.dtype.is_float() or values.n_unique() > _MOST_PARTS:
+        return False
+    if _MARKS.fullmatch(words_of(values.name)):
+        return True
+    if values.dtype != pl.String:
+        return False
+    texts = {text.lower() for text in values.drop_nulls().unique()}
+    return len(texts) > 1 and texts <= _PARTS
+
+
+def holds_labels(values: pl.Series) -> bool:
+    """Return whether a column holds items with their labels, such as `N1-0 N2-1`."""
+    if values.dtype != pl.String:
+        return False
+    return share_of(values.drop_nulls().str.contains(_LABELLED_LISTS)) > 0.5
+
+
+def _is_key(values: pl.Series) -> bool:
+    """Return whether a column has a different value in each row, as numbers of rows have."""
+    entries = values.drop_nulls()
+    if len(entries) <= 100:
+        return False
+    if values.dtype.is_integer() or values.dtype == pl.Binary:
+        return entries.n_unique() == len(entries)
+    return values.dtype == pl.String and entries.n_unique() > 0.95 * len(entries)
 
 
 def find_user(frame: pl.DataFrame) -> str | None:
@@ -135,8 +154,8 @@ def find_item(frame: pl.DataFrame) -> str | None:
 def _named(frame: pl.DataFrame, names: re.Pattern[str]) -> str | None:
     for name in frame.columns:
         values = frame[name]
-        is_key = values.dtype.is_integer() or values.dtype == pl.String
-        if is_key and names.fullmatch(name.lower()) and values.n_unique() > 1:
+        names_things = values.dtype.is_integer() or values.dtype == pl.String
+        if names_things and names.fullmatch(words_of(name)) and values.n_unique() > 1:
             return name
     return None
 
@@ -166,8 +185,8 @@ def follow_item(
     different = neighbours.filter(~pl.col(item))
     following: list[str] = []
     for name in others:
-        share = _share(same[name])
-        by_chance = _share(different[name])
+        share = share_of(same[name])
+        by_chance = share_of(different[name])
         if share >= SAME_VALUE and 1 - share <= (1 - by_chance) / 2:
             following.append(name)
     return following
@@ -187,34 +206,24 @@ def _repeats(
 
 
 def gives_away(frame: pl.DataFrame, label: str, name: str) -> bool:
-    """Return whether the values of a column decide the label in each row, as an outcome does."""
+    """Return whether a column decides the label in each row, as an outcome does.
+
+    Its values do, or that they are missing.
+    """
     values = frame[name]
-    if values.dtype.is_nested() or values.n_unique() > MAX_OUTCOMES or len(frame) < 100:
+    if len(frame) < 100:
         return False
-    labels = frame.group_by(name).agg(pl.col(label).n_unique().alias("num labels"))
-    return bool((labels["num labels"] == 1).all())
+    if values.null_count() and _decides(frame[label], values.is_null()):
+        return True
+    if values.dtype.is_nested() or values.n_unique() > MAX_OUTCOMES:
+        return False
+    return _decides(frame[label], values)
 
 
-def _unit(values: pl.Series) -> str | None:
-    """Return the unit that makes these numbers or texts times of our days, else None."""
-    if values.dtype.is_temporal():
-        return "us"
-    entries = values.drop_nulls()
-    if not len(entries):
-        return None
-    if values.dtype.is_numeric():
-        low = _quantile(entries, 0.0)
-        high = _quantile(entries, 1.0)
-        for unit, least, most in _EPOCHS:
-            if least <= low and high < most:
-                return unit
-    elif values.dtype == pl.String and entries.head(100).str.contains(_ISO_DATE).all():
-        return "iso"
-    return None
-
-
-def _quantile(values: pl.Series, share: float) -> float:
-    return float(values.cast(pl.Float64).quantile(share, "nearest") or 0)
+def _decides(labels: pl.Series, values: pl.Series) -> bool:
+    pairs = pl.DataFrame([labels.alias("label"), values.alias("value")])
+    counts = pairs.group_by("value").agg(pl.col("label").n_unique())
+    return bool((counts["label"] == 1).all())
 
 
 # --- one line a column ----------------------------------------------------------------------------
@@ -225,22 +234,22 @@ def label_line(values: pl.Series) -> Line:
     entries = values.drop_nulls()
     name = quoted(values.name)
     if values.dtype == pl.Boolean:
-        return Line("label", f"{{kind: label, name: {name}}}", f"true in {_share(entries):.1%}")
+        return Line("label", f"{{kind: label, name: {name}}}", f"true in {share_of(entries):.1%}")
     if values.dtype == pl.String:
         positive = _positive_of(entries)
         text = f"{{kind: label, name: {name}, positive: {quoted(positive)}}}"
-        return Line("label", text, f"1 where it is this text: {_share(entries == positive):.1%}")
+        return Line("label", text, f"1 where it is this text: {share_of(entries == positive):.1%}")
     numbers = entries.cast(pl.Float64)
     distinct = numbers.unique().sort()
     if set(distinct) <= {0.0, 1.0}:
-        share = _share(entries == 1)
+        share = share_of(entries == 1)
         return Line("label", f"{{kind: label, name: {name}}}", f"1 in {share:.1%} of the rows")
     threshold: float = distinct[-1]
     for value in distinct:
-        if _share(numbers >= value) <= 0.5:
+        if share_of(numbers >= value) <= 0.5:
             threshold = value
             break
-    share = _share(numbers >= threshold)
+    share = share_of(numbers >= threshold)
     text = f"{{kind: label, name: {name}, threshold: {_exact(threshold)}}}"
     return Line("label", text, f"1 where it is at least this: {share:.1%} of the rows")
 
@@ -269,19 +278,6 @@ def has_decimal_commas(values: pl.Series) -> bool:
     return values.dtype == pl.String and bool(entries.str.contains(_DECIMAL_COMMA).all())
 
 
-def time_line(values: pl.Series) -> Line:
-    """Return the line of the time of events, with the first and the last one."""
-    unit = _unit(values)
-    entries = values.drop_nulls()
-    if values.dtype.is_numeric():
-        factor = _MICROSECONDS[unit or "s"]
-        entries = (entries * factor).cast(pl.Int64).cast(pl.Datetime("us"))
-    option = "" if values.dtype.is_temporal() else f", unit: {unit}"
-    text = f"{{kind: time, name: {quoted(values.name)}{option}}}"
-    ordered = entries.sort()
-    return Line("time", text, f"{ordered[0]} to {ordered[-1]}")
-
-
 def feature_line(values: pl.Series) -> Line:
     """Return the line of a column to predict from; a useless column is left out."""
     name = quoted(values.name)
@@ -290,27 +286,16 @@ def feature_line(values: pl.Series) -> Line:
     missing = _missing(values)
     if values.dtype.is_nested():
         return Line("id", f"{{kind: id, name: {name}, pooling: mean}}", f"lists{missing}")
-    if _INDEX.fullmatch(values.name):
-        return Line("left out", name, "left out: no name, or that of the index of a data frame")
     distinct = entries.n_unique()
-    if distinct <= 1:
-        return Line("left out", name, f"left out: always the same value{missing}")
+    why = _useless(values, distinct)
+    if why:
+        return left_out(values.name, f"{why}{missing}")
     if "weight" in values.name.lower() and values.dtype.is_float():
         why = "left out: looks like the weight of a sample; use it if it is one"
         return Line("left out", f"{{kind: weight, name: {name}}}", why)
-    if has_decimal_commas(values):
-        why = f"left out: numbers with a decimal comma, such as {entries[0]}; write a point"
-        return Line("left out", name, why)
     if values.dtype == pl.String:
         return _text_line(name, entries, missing)
-    if (
-        values.dtype.is_float()
-        and _names_things(values.name)
-        and (entries == entries.floor()).all()
-    ):
-        why = f"left out: ids as numbers with a point, such as {entries[0]}; write integers"
-        return Line("left out", plain, why)
-    if values.dtype.is_integer() and distinct == len(values) > 100:
+    if _is_key(values):
         return Line("left out", plain, "left out: every row has its own number")
     if values.dtype == pl.Boolean:
         return Line("id", plain, f"{distinct:,} different values{missing}")
@@ -321,17 +306,37 @@ def feature_line(values: pl.Series) -> Line:
     return _dense_line(values)
 
 
+def _useless(values: pl.Series, distinct: int) -> str:
+    """Return why nothing can be learned from a column as it is; "" if something can."""
+    entries = values.drop_nulls()
+    if _INDEX.fullmatch(values.name):
+        return "no name, or that of the index of a data frame"
+    if distinct <= 1:
+        return "always the same value"
+    if is_mark(values):
+        return "looks like a mark of train and test rows"
+    if has_decimal_commas(values):
+        return f"numbers with a decimal comma, such as {entries[0]}; write a point"
+    is_id = values.dtype.is_float() and _names_things(values.name)
+    if is_id and (entries == entries.floor()).all():
+        return f"ids as numbers with a point, such as {entries[0]}; write integers"
+    if holds_labels(values):
+        return "items with their labels; make one row of each item: see docs/jobs.md"
+    return ""
+
+
 def _text_line(name: str, entries: pl.Series, missing: str) -> Line:
     """Return the line of a column of texts, without those that are missing."""
-    distinct = entries.n_unique()
     plain = f"{{kind: id, name: {name}}}"
-    if _share(entries.str.contains(_LISTS.pattern)) > 0.1:
-        split = '{kind: split, delimiter: "|"}'
-        text = f"{{kind: id, name: {name}, pooling: mean, transforms: [{split}]}}"
-        return Line("id", text, f"lists joined by |{missing}")
-    if distinct > 0.95 * len(entries) and len(entries) > 100:
+    for delimiter, pattern in _LISTS:
+        if share_of(entries.str.contains(pattern)) > 0.1:
+            split = f'{{kind: split, delimiter: "{delimiter}"}}'
+            text = f"{{kind: id, name: {name}, pooling: mean, transforms: [{split}]}}"
+            joined_by = {" ": "spaces", ",": "commas"}.get(delimiter, delimiter)
+            return Line("id", text, f"lists joined by {joined_by}{missing}")
+    if _is_key(entries):
         return Line("left out", plain, f"left out: nearly every row has its own text{missing}")
-    return Line("id", plain, f"{distinct:,} different texts{missing}")
+    return Line("id", plain, f"{entries.n_unique():,} different texts{missing}")
 
 
 def _names_things(name: str) -> bool:
@@ -368,9 +373,9 @@ def _dense_line(values: pl.Series) -> Line:
     """Return the line of a column of amounts, with the transforms that bound it."""
     entries = values.drop_nulls()
     numbers = entries.cast(pl.Float64).to_numpy()
-    low = _quantile(entries, 0.0)
+    low = float(numbers.min())
     median = float(np.quantile(numbers, 0.5, method="nearest"))
-    high = _quantile(entries, 1.0)
+    high = float(numbers.max())
     why = f"numbers from {low:g} to {high:g}"
 
     fill = ["{kind: fill_missing, statistic: median}"] if values.null_count() else []
@@ -398,15 +403,3 @@ def _missing(values: pl.Series) -> str:
     if not values.null_count():
         return ""
     return f", {values.null_count() / len(values):.1%} missing"
-
-
-def _share(true: pl.Series) -> float:
-    return float(true.sum()) / max(len(true), 1)
-
-
-def quoted(text: str) -> str:
-    """Return text as YAML reads it back: bare where that is safe."""
-    is_word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text)
-    if is_word and parse_value(text) == text and text.lower() not in _WORDS_OF_YAML:
-        return text
-    return json.dumps(text, ensure_ascii=False)

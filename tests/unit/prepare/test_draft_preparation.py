@@ -59,6 +59,10 @@ def test_events_without_a_label_get_negatives_whose_columns_follow_the_item(tmp_
     assert job.schema["earlier_items"] == hb.Id("earlier_items", table="film", pooling="mean")
     assert job.split == hb.prepare.ByTime(valid=0.1)
     assert "for each, 4 rows" in text.lower()
+    assert "# Guessed from names and types: user userId, item film." in text
+    drafted = parse_value(draft_preparation(Sample.of(str(tmp_path / "plays.csv"))).job)
+    assert drafted["metrics"] == ["auc", "gauc@userId", "log_loss"]
+    assert {callback["metric"] for callback in drafted["callbacks"]} == {"auc"}
 
 
 def test_columns_of_an_item_that_change_over_time_follow_it(tmp_path: Path) -> None:
