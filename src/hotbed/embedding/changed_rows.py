@@ -57,7 +57,6 @@ class ChangeReader:
         self._wait = wait_seconds
         self._own_rows = own_rows
         self._taken = -1
-        self._native: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChangeReader:
         """Return a reader of the table's copy, which has read nothing yet."""
@@ -67,7 +66,7 @@ class ChangeReader:
     @property
     def has_read(self) -> bool:
         """Whether the table was read, so that changes since then are known."""
-        return self._native is not None
+        return self._taken >= 0
 
     def all(self) -> Changes:
         """Return all rows.
@@ -89,7 +88,7 @@ class ChangeReader:
             PersistError: a snapshot of the table stays open.
         """
         self.table.track()
-        if self._native is not self.table.native or self._taken != self.table.num_taken:
+        if self._taken != self.table.num_taken:
             raise TableError(
                 f"table {self.table.name!r}: its changes since the last read are not known, got a "
                 "restored table, or another reader of its changes. Read all rows, and save "
@@ -109,7 +108,6 @@ class ChangeReader:
         with self.table.snapshot(changes=changes) as snapshot:
             read = _changes_of(snapshot, self.table.dim)
         self._taken = self.table.num_taken
-        self._native = self.table.native
         return read
 
 

@@ -139,7 +139,7 @@ class Table:
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
         self._estimates = False  # logged once
-        self.num_taken = 0  # snapshots that took the record of changes
+        self.num_taken = 0  # how often the record of changes began anew
         self.spread: Spread | None = None  # None: all rows are in this process
         self.edits = "none"  # calls that changed rows here but for steps: the last, digest of all
         self.native = native_table(self)
@@ -616,7 +616,7 @@ class Table:
         Args:
             changes: only the rows that changed since the last snapshot (see `track`).
             takes: changes are recorded anew from here on; False leaves the record as it is. It
-                serves one reader: `num_taken` counts the snapshots that took it.
+                serves one reader: `num_taken` counts how often it began anew.
 
         Raises:
             PersistError: another snapshot is open.
@@ -743,6 +743,7 @@ class Table:
         self.native.freeze(self.frozen or "nothing")
         if self._min_count is not None:
             self.native.set_min_count(self._min_count)
+        self.num_taken += 1  # what was recorded of changes is gone
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row that admission counts: partition, id, count, last_seen.

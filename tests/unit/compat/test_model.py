@@ -760,6 +760,44 @@ def test_an_incremental_model_has_the_rows_since_the_last_call() -> None:
     assert len(keys) == len(every.learner.tables["rows"])
 
 
+@pytest.mark.parametrize("by", ["the cache", "a call"])
+def test_an_incremental_model_after_a_restart_has_what_changed_since_its_files(
+    by: str, tmp_path: Path
+) -> None:
+    """Files and increments together hold the rows of a model that was not stopped."""
+
+    def begun(source: Path) -> hugectr.Model:
+        local = {"update_type": hugectr.Update_t.Local}
+        built = made(solver(batchsize=2), optimizer=local, compile=False)
+        paths = [str(source)] if by == "the cache" else []
+        built.etc_params = hugectr.CreateETC([hugectr.TrainPSType_t.Staged], paths)
+        built.compile()
+        if by == "a call" and source.exists():
+            built.load_sparse_weights([str(source)])
+        built.start_data_reading()
+        return built
+
+    def rows(built: hugectr.Model, keys: Any) -> Any:
+        return built.learner.tables["rows"].lookup(keys)
+
+    first = begun(tmp_path / "rows")
+    for _ in range(9):
+        first.train()
+    first.get_incremental_model()
+    first.save_params_to_files(f"{tmp_path}/it-", 9)
+    if by == "a call":
+        (tmp_path / "it-0_sparse_9.model").rename(tmp_path / "rows")
+    again = begun(tmp_path / "rows")
+    ((keys, _),) = again.get_incremental_model()
+    assert len(keys) == 0
+    again.train()
+    ((keys, vectors),) = again.get_incremental_model()
+    assert 0 < len(keys) < len(again.learner.tables["rows"])
+    np.testing.assert_array_equal(vectors, rows(again, keys))
+    others = np.setdiff1d(np.arange(20), keys)
+    np.testing.assert_array_equal(rows(again, others), rows(first, others))
+
+
 # --- several labels -------------------------------------------------------------------------------
 
 

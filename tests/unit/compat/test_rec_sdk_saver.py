@@ -21,6 +21,7 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.saver.sparse import export
+from hotbed.embedding.changed_rows import ChangeReader
 from hotbed.errors import ConfigError, HotbedError, PersistError
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
@@ -300,6 +301,59 @@ def test_bases_and_deltas_follow_the_seconds_of_init(tmp_path: Path) -> None:
         assert resumed.restore(f"{tmp_path}-{number}") == number
         assert resumed.bits() == digests[number]
         mx.terminate_config_initializer()
+
+
+@pytest.mark.parametrize("killed", [(2,), (3, 8), (1, 2, 5, 9, 11)])
+def test_a_program_that_starts_again_saves_what_changed_since_its_state(
+    killed: tuple[int, ...], tmp_path: Path
+) -> None:
+    """States, bases and deltas are those of a program without a stop; a kill leaves no more."""
+    saved: dict[str, list[Any]] = {"whole": [], "parts": []}
+    for name, stops in (("whole", ()), ("parts", killed)):
+        for stop in (*stops, STEPS):
+            program = Program(**AGING, **INCREMENTAL, save_steps=1)
+            if mx.latest_checkpoint(tmp_path / name) is not None:
+                program.restore(tmp_path / name)
+            for number in program.run(stop):
+                program.owner.clock.read = lambda now=number: 1e6 + 11.0 * now
+                if number != stop or stop == STEPS:  # else it is killed before this save
+                    program.saver.save(tmp_path / name, global_step=number)
+                    reader = hb.checkpoints.open_checkpoint(tmp_path / name)
+                    changed = sum(part.num_rows for part in reader.newest_link.parts("user"))
+                    digest = hb.checkpoints.content_digest(reader)
+                    saved[name].append((number, reader.manifest.kind, changed, digest))
+            mx.terminate_config_initializer()
+    assert saved["parts"] == saved["whole"]
+    assert [kind for _, kind, *_ in saved["whole"]].count("full") == 2
+
+
+@pytest.mark.parametrize(
+    "reason", ["an older state", "other settings", "a save elsewhere", "a reader of changes"]
+)
+def test_a_base_comes_first_after_a_restart_where_changes_are_not_known(
+    reason: str, tmp_path: Path
+) -> None:
+    program = Program(**AGING, **INCREMENTAL, save_steps=1)
+    for number in program.run(5):
+        program.saver.save(tmp_path, global_step=number)
+    mx.terminate_config_initializer()
+    settings = dict(AGING)
+    if reason == "other settings":
+        settings["thresholds"] = {"access_threshold": 2, "eviction_threshold": 20}
+    program = Program(**settings, **INCREMENTAL, save_steps=1)
+    program.restore(f"{tmp_path}-3" if reason == "an older state" else tmp_path)
+    for number in program.run(7):
+        if reason == "a save elsewhere" and number == 6:
+            mx.Saver([program.net, program.dense]).save(f"{tmp_path}/elsewhere")
+        elif reason == "a reader of changes" and number == 6:
+            ChangeReader(program.rows).all()
+        elif number == 7:
+            program.saver.save(tmp_path)
+    assert hb.checkpoints.open_checkpoint(tmp_path).manifest.kind == "full"
+    mx.terminate_config_initializer()
+    resumed = Program(**settings)
+    resumed.restore(tmp_path)
+    assert resumed.bits() == program.bits()
 
 
 def test_saves_in_two_places_each_hold_everything(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import hotbed as hb
 from hotbed.embedding.changed_rows import ChangeReader, Changes
 from hotbed.errors import ConfigError, TableError
+from hotbed.persist.container.format import open_checkpoint
 
 
 def learn(table: hb.Table, *ids: int) -> None:
@@ -142,15 +143,18 @@ def test_deltas_and_a_reader_of_changes_exclude_each_other(tmp_path: Path) -> No
         model.fit(clicks(), callbacks=[ReadsChanges(only_table(model)), saves], progress=False)
 
 
-def test_a_delta_is_a_full_where_a_reader_took_the_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken_by", ["reader", "clear"])
+def test_a_delta_is_a_full_where_the_changes_were_taken(taken_by: str, tmp_path: Path) -> None:
     class Takes:
         def on_step_end(self, run: object) -> None:
             if run.step == 5:  # type: ignore[attr-defined]
-                ChangeReader(table).all()
+                ChangeReader(table).all() if taken_by == "reader" else table.clear()
 
     model = network()
     table = only_table(model)
-    saves = hb.callbacks.Checkpoint(tmp_path, every_steps=1, full_every=100, wait=True)
+    saves = hb.callbacks.Checkpoint(tmp_path, every_steps=1, full_every=100, keep=9, wait=True)
     model.fit(clicks(), callbacks=[Takes(), saves], progress=False)
+    kinds = [open_checkpoint(path).manifest.kind for path in sorted(tmp_path.glob("checkpoint-*"))]
+    assert (kinds.count("full"), kinds[5], kinds[-1]) == (2, "full", "delta")
     restored = network().restore(tmp_path)
     assert rows_of(only_table(restored)) == rows_of(table)

@@ -130,8 +130,10 @@ def numbers(folder: Path, log: str) -> list[list[int]]:
     return files
 
 
-def test_a_delta_holds_what_came_since_and_is_open(tmp_path: Path) -> None:
-    learn(tmp_path, 14, keep=9, every_steps=4, full_every=9)
+@pytest.mark.parametrize("stops", [(14,), (2, 7, 9, 14)])
+def test_a_delta_holds_what_came_since_and_is_open(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Also that of a run that was resumed: no row is saved twice, and no full is needed."""
+    learn(tmp_path, *stops, keep=9, every_steps=4, full_every=9)
     full, *deltas = numbers(tmp_path, "impressions")
     assert full == []  # nothing was read yet
     assert len(deltas) > 2
@@ -203,7 +205,7 @@ def test_published_versions_hold_nothing_that_is_open_and_a_changed_file_is_refu
 def test_every_state_can_be_restored_and_leads_to_the_same_end(
     nesting: str, tmp_path: Path
 ) -> None:
-    digest = learn(tmp_path, None, nesting=nesting, every_steps=13, keep=99)
+    digest = learn(tmp_path, 5, 16, None, nesting=nesting, every_steps=13, full_every=9, keep=99)
     numbers = sorted(int(path.name[-8:]) for path in tmp_path.glob("checkpoint-*"))
     assert len(numbers) >= 3
     for number in reversed(numbers):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hotbed.compat.mx_rec.progress import BarrierHook, EvictionHook, SavingHook
     from hotbed.compat.mx_rec.ranks import ProgramRanks
     from hotbed.compat.mx_rec.updates import RowOptimizer
-    from hotbed.persist.state.saver import Saver as Writer
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class Framework:
         pipeline: what step 8 builds; None before.
         automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
         clock: the clock of this machine, with the journal of its decisions.
-        last_writer: wrote the newest checkpoint; None before the first.
         last_save: what `Saver.save` returned last, or the path and step that were restored.
         traced: the lookups of a model that step 8 traces; None outside of a trace.
         times: returns the seconds of a batch; None = the collection of timestamps is empty.
@@ -79,7 +77,6 @@ class Framework:
     pipeline: Pipeline | None = None
     automatic: Automatic | None = None
     clock: WallClock = field(default_factory=WallClock)
-    last_writer: Writer | None = None
     last_save: str | None = None
     traced: list[TracedLookup] | None = None
     times: Callable[[Any], Any] | None = None

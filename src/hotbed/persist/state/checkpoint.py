@@ -231,6 +231,14 @@ def track_changes(tables: Iterable[Table], *, saved: bool = False) -> bool:
     return True
 
 
+def num_taken(tables: Iterable[Table]) -> list[int]:
+    """Return how often the record of changes of each table began anew.
+
+    If the numbers are others than after a capture, a delta on it would lack changes.
+    """
+    return [table.num_taken for table in tables]
+
+
 def write(
     where: Where,
     captured: Capture,

@@ -22,7 +22,7 @@ from hotbed.parallel import WHOLE
 from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.persist.container.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.persist.publish import Publisher
-from hotbed.persist.state.checkpoint import capture, track_changes
+from hotbed.persist.state.checkpoint import capture, num_taken, track_changes
 from hotbed.persist.state.restoring import continues
 from hotbed.persist.state.saver import Saver
 from hotbed.persist.upkeep.rollback import finish_first
@@ -130,7 +130,7 @@ class Checkpoint:
         self._wait = wait
         self._deltas = True
         self._since_full = 0
-        self._taken: list[int] = []  # snapshots of the tables that took changes, at the last save
+        self._taken: list[int] = []  # `num_taken` of the tables at the last save
         self._due = False
         self._looked = 0
         self._at = 0.0
@@ -295,13 +295,14 @@ class Checkpoint:
     def _continue(self, run: Run, reader: Reader) -> None:
         """Track what changes from the state on that the tables hold, if the next save may."""
         tables = run.tables
-        # of a join, what is open would have to be that of the state, too
-        saved = reader.manifest.open_rows is None and continues(reader, tables)
+        saved = continues(reader, tables)
         self._deltas = self._full_every > 1 and track_changes(tables.values(), saved=saved)
         if saved:
             self._saver = Saver(self.path, self._keep, reader.saved)
             self._since_full = len(reader.links) - 1
-            self._taken = _num_taken(run)
+            rows = reader.manifest.open_rows
+            self._opened_rows = None if rows is None else rows.opened
+            self._taken = num_taken(tables.values())
 
     def _tracks_changes(self, run: Run) -> bool:
         """Make the tables track their changes, if deltas are saved and rules allow it."""
@@ -364,7 +365,7 @@ class Checkpoint:
         self._save_began = time.perf_counter()
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
         # another reader of the changes took some that a delta would need
-        is_record_whole = self._taken == _num_taken(run)
+        is_record_whole = self._taken == num_taken(run.tables.values())
         # of tables on a disk, a full is made of the files before it rather than read from them
         merges = (
             full_due
@@ -373,6 +374,8 @@ class Checkpoint:
             and any(isinstance(table.tier, Ssd) for table in run.tables.values())
         )
         changes = self._deltas and is_record_whole and (merges or not full_due)
+        if self._deltas and not changes:
+            self._tracks_changes(run)  # a table that was cleared does not any more
         rows = open_rows(run, self._opened_rows if changes else None)
         state = replace(state_of(run), shard=self._shard, open_rows=rows)
         with ExitStack() as undo:
@@ -382,7 +385,7 @@ class Checkpoint:
             undo.pop_all()
         self._saver.submit(captured, merges=merges and changes)
         self._opened_rows = None if rows is None else rows.opened
-        self._taken = _num_taken(run)
+        self._taken = num_taken(run.tables.values())
         self._since_full = self._since_full + 1 if changes and not merges else 0
         self._saved_at = _moment(run)
         self._caught.append((run.step, run.position))
@@ -477,7 +480,3 @@ def _moment(run: Run) -> tuple[int, int]:
 
 def _same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
-
-
-def _num_taken(run: Run) -> list[int]:
-    return [table.num_taken for table in run.tables.values()]

@@ -14,10 +14,14 @@ from hotbed.embedding.table import Table
 from hotbed.parallel import Shard
 
 
-def track(table: Table) -> None:
-    """Record which rows change from now on, where the optimizer moves those of a batch only."""
-    if table.rule.scope == "touched":
-        table.track()
+def track(tables: Iterable[Table]) -> None:
+    """Record which rows change from now on, where the optimizer moves those of a batch only.
+
+    The rows that are there were loaded from files, which a reader of the changes can load, too.
+    """
+    for table in tables:
+        if table.rule.scope == "touched":
+            table.track(saved=True)
 
 
 def changed_rows(tables: Iterable[Table], shard: Shard) -> list[tuple[Any, Any]]:

@@ -229,9 +229,7 @@ class Model:
         self.set_learning_rate(self._rate.lr)
         self._apply_frozen()
         self._files.load_first(self.solver.files)
-        if self.etc_params is not None:
-            for table in self._files.tables.values():
-                track(table)
+        self._track_changes()
 
     def summary(self) -> None:
         """Print the layers with their tensors, and what parameters and rows take."""
@@ -492,8 +490,9 @@ class Model:
     def get_incremental_model(self) -> list[tuple[Any, Any]]:
         """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
 
-        These are the rows that have changed since the last call; all rows of a table whose
-        optimizer moves all rows at every step. On several ranks each gets those of all.
+        These are the rows that have changed since the last call, at first since the files that were
+        loaded before training; all rows of a table whose optimizer moves all rows at every step. On
+        several ranks each gets those of all.
         """
         self._require_compiled("get_incremental_model")
         if self.etc_params is None:
@@ -502,6 +501,11 @@ class Model:
                 "only, got a model without one. Give etc_params=hugectr.CreateETC(…)."
             )
         return changed_rows(self._files.tables.values(), self.learner.learner.shard)
+
+    def _track_changes(self) -> None:
+        """Record changes for an embedding training cache from here on, before the first step."""
+        if self.etc_params is not None and not self.learner.counters["steps"]:
+            track(self._files.tables.values())
 
     def dump_incremental_model_2kafka(self) -> None:
         """Refuse to write to Kafka here: checkpoints publish changed rows.
@@ -571,12 +575,14 @@ class Model:
         """Load rows: a list with one file for each embedding, or a mapping of name to file."""
         self._require_compiled("load_sparse_weights")
         self._files.load_sparse(files_given("sparse_embedding_files", files, by_keyword))
+        self._track_changes()
 
     @at("load_sparse_optimizer_states")
     def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
         """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
         self._require_compiled("load_sparse_optimizer_states")
         self._files.load_sparse_states(files_given("sparse_opt_states_files", files, by_keyword))
+        self._track_changes()
 
     @at("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:

@@ -81,7 +81,7 @@ class Program:
         }
         return State(
             self._network(),
-            self._tables(),
+            self.tables(),
             self._optimizers(),
             positions=positions,
             counters={"steps": training.step},
@@ -115,7 +115,7 @@ class Program:
         accepted = compare(
             reader.folder, progress.get("wall_parts", {}), self._parts_setting(), allow
         )
-        tables = self._tables()
+        tables = self.tables()
         self._restore_defaults(reader, tables)
         optimizers = self._optimizers()
         if not optimizers:
@@ -178,7 +178,8 @@ class Program:
             tables[entry.name].set_default(default, always=always)
             self._owner.tables[entry.name].default = defaults.get(entry.name)
 
-    def _tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, Table]:
+        """Return the tables that are saved, by name."""
         pipeline = self._owner.started("Saver")
         described = self._owner.tables
         return {name: table for name, table in pipeline.tables.items() if described[name].is_save}

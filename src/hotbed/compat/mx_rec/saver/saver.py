@@ -19,9 +19,10 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.files import Where
 from hotbed.parallel import at
-from hotbed.persist.container.format import Reader, open_checkpoint
+from hotbed.persist.container.format import Reader, Saved, open_checkpoint
 from hotbed.persist.container.store import JOURNAL, LocalStore, open_store
-from hotbed.persist.state.checkpoint import capture, track_changes
+from hotbed.persist.state.checkpoint import capture, num_taken, track_changes
+from hotbed.persist.state.restoring import continues
 from hotbed.persist.state.saver import Saver as Writer
 from hotbed.training.decisions.eviction_schedule import TOPIC
 
@@ -72,7 +73,9 @@ class Saver:
         self._place: Where | None = None  # of the newest save or restoration
         self._writer: Writer | None = None
         self._parent: str | None = None  # digest of the state that was restored
+        self._last: Saved | None = None  # the restored state, if the next save may be a delta on it
         self._tracks = False
+        self._taken: list[int] = []  # `num_taken` of the tables at the newest save
         self._base_at = self._owner.clock()
         self._pending: int | None = None  # the step that is being written
         self.is_announced = False  # a hook says when it saves
@@ -123,6 +126,9 @@ class Saver:
         pipeline.check_done("Saver.save")
         writer = self._writer_at(save_path)
         changes = self._is_delta(writer, save_delta)
+        tables = self._program.tables().values()
+        if self._owner.options.is_incremental_checkpoint and not changes:
+            self._tracks = track_changes(tables)
         state = self._program.state(int(step), self._parent, self._shard)
         with ExitStack() as undo:
             with self._owner.shard.together():
@@ -130,7 +136,7 @@ class Saver:
                 undo.callback(captured.close, saved=False)
             undo.pop_all()
         writer.submit(captured)
-        self._owner.last_writer = writer
+        self._taken = num_taken(tables)
         self._pending = pipeline.progress.step
         if not changes:
             self._base_at = self._owner.clock()
@@ -192,10 +198,25 @@ class Saver:
         self._program.load(reader, allow)
         self._parent = reader.manifest.digest
         self._place = _located(save_path)[0]
+        self._writer = None
+        if self._owner.options.is_incremental_checkpoint:
+            self._continue(reader)
         self._owner.last_save = f"{self._place}-{reader.manifest.version}"
         progress.restored = True
         log.info("resuming at global step %d, from %s", reader.manifest.version, reader.folder)
         return reader.manifest.version
+
+    def _continue(self, reader: Reader) -> None:
+        """Track what changes from the restored state on; the next save may be a delta on it."""
+        tables = self._program.tables()
+        newest = self._owner.shard.from_first(reader.store.newest_state)
+        is_newest = newest is not None and newest.folder == reader.newest_link.folder
+        follows = is_newest and continues(reader, tables)
+        self._last = reader.saved if follows else None
+        self._tracks = track_changes(tables.values(), saved=follows)
+        self._taken = num_taken(tables.values())
+        base: Any = reader.links[0].tree("tree")
+        self._base_at = base["wall_caught"]
 
     def begin(self) -> None:
         """Repeat the decisions of the clock that the place of the restored state keeps."""
@@ -204,15 +225,13 @@ class Saver:
             self._open_journal(self._place)
 
     def _writer_at(self, place: Where) -> Writer:
-        """Return what writes to a place; the first save there is a base."""
+        """Return what writes to a place; the first save there is a base, unless it follows one."""
         if self._writer is None or place != self._place:
             journal = self._open_journal(place)
             if place != self._place and journal is not None:
                 journal.cut({TOPIC: -1})  # decisions of another program
-            self._writer = Writer(place, self._keep)
+            self._writer = Writer(place, self._keep, self._last if place == self._place else None)
             self._place = place
-        if self._owner.options.is_incremental_checkpoint and self._writer.needs_full:
-            self._tracks = track_changes(self._owner.started("Saver").tables.values())
         return self._writer
 
     def _open_journal(self, place: Where) -> Journal | None:
@@ -244,8 +263,8 @@ class Saver:
                 "init(is_incremental_checkpoint=True, ...)."
             )
         # a save elsewhere took the changes since then with it
-        is_next = self._owner.last_writer is writer and not writer.needs_full
-        if not is_next or not is_incremental or not self._tracks:
+        is_record_whole = self._taken == num_taken(self._program.tables().values())
+        if writer.needs_full or not is_incremental or not self._tracks or not is_record_whole:
             return False
         if save_delta is None:
             return not self._owner.shard.from_first(self.base_due)
