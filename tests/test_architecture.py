@@ -50,7 +50,7 @@ FOLDERS = [
     "cli",
     "testing",
 ]
-BASE = {"errors", "config", "checks", "files", "frozen", "memory"}
+BASE = {"errors", "config", "checks", "files", "frozen", "memory", "plugins"}
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 # The modules that a folder may import beside the ground floor, where few of the folders before it
 # will do.

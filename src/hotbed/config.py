@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from hotbed import plugins
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
 
 __all__ = [
@@ -69,6 +70,11 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "prepare": ("hotbed.prepare",),
 }
 
+# Where the kinds of a base are listed that has other classes below it.
+_LISTED = {"torch": "hotbed.models", "hotbed.training.run": "hotbed.training.callbacks"}
+_CORE = "hotbed.embedding."
+_NEEDS = {"Callback": "Give it a method such as on_step_end(run)."}
+
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
@@ -90,7 +96,13 @@ def kind_of(cls: type) -> str:
     >>> kind_of(MinCount), kind_of(DCNv2)
     ('min_count', 'dcnv2')
     """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+    return str(plugins.short_kind(f":{cls.__name__}"))
+
+
+def _written_kind(cls: type) -> str:
+    """Return the kind by which a description names a class: of other packages, with the module."""
+    name = None if _is_ours(cls) else plugins.name_of(cls)
+    return name or kind_of(cls)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -140,29 +152,58 @@ def known_elsewhere_as(kind: str, choices: Mapping[str, type]) -> str | None:
     return None
 
 
-def check_kind(spec: object, choices: Mapping[str, type], path: str) -> None:
-    """Raise ConfigError if a spec names a kind that is not among `choices`."""
+def check_kind(spec: object, expected: Sequence[type], path: str) -> None:
+    """Raise ConfigError if a spec names a kind that is not of one of the expected classes."""
     kind = spec
     if isinstance(spec, Mapping):
         kind = spec.get("kind")
-    if isinstance(kind, str) and kind not in choices:
-        raise unknown_kind(kind, choices, path)
+    if isinstance(kind, str):
+        _class_of(kind, _choices(expected), expected, path)
 
 
-def unknown_kind(kind: str, choices: Mapping[str, type], path: str) -> ConfigError:
-    """Return the error of a kind that is not among `choices`, with the kind that may be meant."""
-    advice = did_you_mean(kind, choices)
-    name = known_elsewhere_as(kind, choices)
-    if name is not None:
-        advice = f"Did you mean {name!r}?"
-    return ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
+def _choices(expected: Sequence[type]) -> dict[str, type]:
+    choices: dict[str, type] = {}
+    for cls in expected:
+        choices |= kinds(cls) or {kind_of(cls): cls}
+    return choices
+
+
+def _class_of(kind: str, choices: Mapping[str, type], expected: Sequence[type], path: str) -> type:
+    """Return the class of a kind: one of `choices`, or one of another package.
+
+    Raises:
+        ConfigError: there is no such class, or it is not of one of the expected ones.
+    """
+    if kind in choices:
+        return choices[kind]
+    if plugins.names_class(kind) and all(base.__module__.startswith(_CORE) for base in expected):
+        raise ConfigError(
+            f"{path}.kind: must be a kind of Hotbed, whose core computes it, got {kind!r}. "
+            f"{did_you_mean(kind, choices)}"
+        )
+    cls = plugins.find_class(kind, f"{path}.kind")
+    if cls is None:
+        advice = did_you_mean(kind, choices)
+        name = known_elsewhere_as(kind, choices)
+        if name is not None:
+            advice = f"Did you mean {name!r}?"
+        raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
+    bases = " or ".join(f"{base.__module__}.{base.__qualname__}" for base in expected)
+    if not issubclass(cls, tuple(expected)):
+        advice = _NEEDS.get(expected[0].__name__, "Derive it from that.")
+        raise ConfigError(f"{path}.kind: must be a class below {bases}, got {kind!r}. {advice}")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{path}.kind: it lacks methods, got {kind!r}. Define {missing}.")
+    return cls
 
 
 def kinds(expected: type) -> dict[str, type]:
     """Return by kind every public final class below `expected`; empty for a final class."""
     package, _, module = expected.__module__.partition(".")
-    if package == "torch":  # only the listed models, not every nn.Module in the process
-        return public_kinds("hotbed.models")
+    listed = _LISTED.get(package) or _LISTED.get(expected.__module__)
+    if listed is not None:
+        return public_kinds(listed)
     if package == "hotbed":
         folder = module.partition(".")[0]
         for home in _HOMES.get(folder, ()):
@@ -253,7 +294,7 @@ def describe(obj: object) -> Any:
         return [describe(value) for value in obj]
     arguments = _arguments(obj)
     if arguments is not None:
-        return {"kind": kind_of(type(obj)), **_without_defaults(type(obj), arguments)}
+        return {"kind": _written_kind(type(obj)), **_without_defaults(type(obj), arguments)}
     raise ConfigError(
         f"{type(obj).__name__} cannot be written as configuration, got {obj!r:.80}. Pass a plain "
         "value, a frozen dataclass or an instance of a class decorated with @config.described."
@@ -317,9 +358,7 @@ def _build_object(
 ) -> Any:
     if isinstance(spec, tuple(expected)) and not isinstance(spec, (str, Mapping)):
         return spec
-    choices: dict[str, type] = {}
-    for cls in expected:
-        choices |= kinds(cls) or {kind_of(cls): cls}
+    choices = _choices(expected)
     if isinstance(spec, str):
         spec = {"kind": spec}
     names = sorted(choices)
@@ -333,9 +372,7 @@ def _build_object(
         raise ConfigError(
             f"{path}.kind: missing key, got {_short(spec)}. Use one of {', '.join(names)}."
         )
-    if kind not in choices:
-        raise unknown_kind(str(kind), choices, path)
-    return _construct(choices[kind], keys, path, given)
+    return _construct(_class_of(str(kind), choices, expected, path), keys, path, given)
 
 
 def _construct(
@@ -361,7 +398,10 @@ def _construct(
                 f"got {', '.join(keys) or 'no keys'}. Add it."
             )
     try:
-        return cls(**arguments)
+        built = cls(**arguments)
+        if not _is_ours(cls) and not dataclasses.is_dataclass(cls):  # what `described` would do
+            object.__setattr__(built, "_described", arguments)
+        return built
     except ConfigError as error:
         raise ConfigError(_located(str(error), cls, keywords, path)) from error
     except HotbedError:
@@ -564,7 +604,7 @@ def _hint(cls: type, name: str, annotation: Any) -> Any:
     module = sys.modules[owner.__module__]
     try:
         return typing.get_type_hints(holder, vars(module), dict(vars(owner)))[name]
-    except NameError:
+    except (NameError, AttributeError):
         return Any
 
 

@@ -160,11 +160,11 @@ def test_given_arguments_are_not_keys() -> None:
 def test_a_described_class_is_written_by_its_constructor_arguments() -> None:
     net = Net("s", "t", width=9, lid=Square(2.0))
     assert config.describe(net) == {
-        "kind": "net",
+        "kind": f"{__name__}:Net",
         "width": 9,
-        "lid": {"kind": "square", "side": 2.0},
+        "lid": {"kind": f"{__name__}:Square", "side": 2.0},
     }
-    assert config.describe(Net("s", "t")) == {"kind": "net"}
+    assert config.describe(Net("s", "t")) == {"kind": f"{__name__}:Net"}
 
 
 def test_a_described_child_remembers_what_the_child_was_given() -> None:

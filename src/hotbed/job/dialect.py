@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
+
+from hotbed.plugins import registered
 
 GROUP = "hotbed.jobs"
 """The entry-point group in which packages register their dialects."""
@@ -54,7 +55,7 @@ def dialect_of(spec: Mapping[str, Any]) -> Dialect | None:
 
 
 def _installed() -> Iterator[Dialect]:
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in registered(GROUP):
         try:
             dialect = entry.load()
         except Exception as error:  # a package of somebody else

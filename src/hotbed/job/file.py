@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from hotbed import plugins
 from hotbed.errors import ConfigError
 from hotbed.files import local_path, resolve
 from hotbed.persist.container.store import MANIFEST_FILE
+
+T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):
@@ -108,6 +111,65 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
             "job."
         )
     return mapping
+
+
+def read_values(
+    path: str | Path, assignments: Mapping[str, object], build: Callable[[dict[str, Any]], T]
+) -> T:
+    """Return what `build` makes of the values of a job file.
+
+    Kinds `module:name` may name modules in the folder of the file, too.
+
+    Args:
+        path: a YAML or JSON file.
+        assignments: values by dotted path, as in `override`.
+        build: makes the job.
+
+    Raises:
+        ConfigError: a value is wrong; the message has its dotted path, and its line of the file.
+    """
+    plain = read_mapping(path)
+    spec = override(plain, assignments)
+    file = local_path(path, "job")
+    plugins.look_beside(file, spec)
+    try:
+        return build(spec)
+    except ConfigError as error:
+        steps = str(error).partition(":")[0].split(".")[1:]
+        line = _line_of(file, steps)
+        if line is None or _value_at(plain, steps) != _value_at(spec, steps):
+            raise
+        raise ConfigError(f"{error} See line {line} of {file}.") from error
+
+
+def _line_of(file: Path, steps: Sequence[str]) -> int | None:
+    """Return the line of the key at a dotted path, or else of the deepest one above it."""
+    node = yaml.compose(file.read_text(encoding="utf-8"), _Loader)
+    line = None
+    for step in steps:
+        if isinstance(node, yaml.MappingNode):
+            children = {key.value: (key, value) for key, value in node.value}
+        elif isinstance(node, yaml.SequenceNode):
+            children = {str(number): (item, item) for number, item in enumerate(node.value)}
+        else:
+            children = {}
+        if step not in children:
+            break
+        key, node = children[step]
+        line = key.start_mark.line + 1
+    return line
+
+
+def _value_at(spec: Any, steps: Sequence[str]) -> Any:
+    """Return the value at a dotted path, or else the deepest one above it."""
+    for step in steps:
+        if isinstance(spec, Mapping) and step in spec:
+            spec = spec[step]
+        elif isinstance(spec, list) and step.isdigit() and int(step) < len(spec):
+            spec = spec[int(step)]
+        else:
+            break
+    return spec
 
 
 def _parsed(text: str, *, is_json: bool) -> Any:

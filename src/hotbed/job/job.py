@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-import operator
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotbed import checks, config
+from hotbed import checks, config, plugins
 from hotbed.connectors import Slice, Source
 from hotbed.data.grains import LEAST_SAMPLES, MOST_GRAINS, grains_for
 from hotbed.data.schema import Schema
 from hotbed.data.schema_changes import change_of
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.rule import Adam, Rule
-from hotbed.errors import ConfigError, MissingExtra
-from hotbed.job.file import override, read_mapping
+from hotbed.errors import ConfigError
+from hotbed.job.file import read_values
 from hotbed.job.tables import Tables
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
@@ -136,6 +135,8 @@ class Job:
             several ranks, else 1.
         output: folder or URL of the model and the report.
         seed: of initial rows, dense parameters, shuffles and dropout.
+        classes: digests of the sources of classes of other packages, by kind. The job.json of a run
+            has them; with other sources the job is wrong.
 
     Raises:
         ConfigError: a key is wrong; the message starts with its dotted path.
@@ -161,6 +162,7 @@ class Job:
     grains: int | Literal["auto"] | None = None
     output: str = "runs/job"
     seed: int = 0
+    classes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.train is None and self.stream is None:
@@ -179,21 +181,37 @@ class Job:
         self._share_sources()
 
     def _check_kinds(self) -> None:
-        """Raise ConfigError for a kind of model, loss, metric or callback that does not exist."""
+        """Raise ConfigError for a kind of model, loss, metric or callback that does not exist.
+
+        Classes of other packages are imported; one whose source is not that in `classes` is wrong.
+        """
         self._metrics()
         try:
-            models = config.public_kinds("hotbed.models")
-            callbacks = config.public_kinds("hotbed.training.callbacks")
-        except MissingExtra:  # jobs are read without torch, too
+            from hotbed.models.losses import Loss, MultiTask
+            from hotbed.training.run import Callback
+        except ImportError:  # jobs are read without torch, too
             return
-        from hotbed.models.losses import Loss, MultiTask
-
-        config.check_kind(self.model, models, "job.model")
-        losses = {**config.kinds(Loss), config.kind_of(MultiTask): MultiTask}
-        config.check_kind(self.loss, losses, "job.loss")
+        config.check_kind(self.model, [_network()], "job.model")
+        config.check_kind(self.loss, [Loss, MultiTask], "job.loss")
         for name in ("callbacks", "stream_callbacks"):
             for number, spec in enumerate(getattr(self, name)):
-                config.check_kind(spec, callbacks, f"job.{name}.{number}")
+                config.check_kind(spec, [Callback], f"job.{name}.{number}")
+        now = self.with_classes().classes if self.classes else {}
+        for kind, digest in self.classes.items():
+            if now.get(kind, digest) != digest:
+                raise ConfigError(
+                    f"job.classes: the source of {kind} was {digest}, got {now[kind]}. Put it back "
+                    "as it was, or take the key `classes` out."
+                )
+
+    def with_classes(self) -> Job:
+        """Return the job with the digests of the sources of its own classes."""
+        specs = [self.model, self.loss, *self.callbacks, *self.stream_callbacks]
+        metrics = self.metrics.values() if isinstance(self.metrics, Mapping) else [self.metrics]
+        for several in metrics:
+            specs += several
+        named = [{"kind": spec} if isinstance(spec, str) else spec for spec in specs]
+        return replace(self, classes=plugins.digests([*named, self.to_json()]))
 
     def _share_sources(self) -> None:
         """Let slices of equal sources share one: it is sorted and held in memory once."""
@@ -211,7 +229,7 @@ class Job:
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Job:
         """Return the job of a YAML or JSON file, with `assignments` of values to dotted paths."""
-        return Job.from_json(override(read_mapping(path), assignments or {}))
+        return read_values(path, assignments or {}, Job.from_json)
 
     @staticmethod
     def from_json(spec: Mapping[str, Any]) -> Job:
@@ -307,8 +325,7 @@ class Job:
             importlib.import_module("torch").set_num_threads(torch_threads)
         set_seed(self.seed)
         arguments = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
-        models = config.public_kinds("hotbed.models")
-        network = _one_of(self.model, models, "job.model", arguments)
+        network = config.build(self.model, _network(), "job.model", arguments)
         loss = config.build(self.loss, Loss | MultiTask, "job.loss")
         return RecModel(
             network,
@@ -351,15 +368,16 @@ class Job:
 
     def make_callbacks(self, *, stream: bool = False) -> list[Any]:
         """Return new callbacks for `train`; or for `stream`, with its `Checkpoint`."""
+        from hotbed.training.callbacks import Checkpoint
+        from hotbed.training.run import Callback
+
         name = "stream_callbacks" if stream else "callbacks"
-        kinds = config.public_kinds("hotbed.training.callbacks")
         callbacks = []
         for number, spec in enumerate(getattr(self, name)):
-            callbacks.append(_one_of(spec, kinds, f"job.{name}.{number}"))
+            callbacks.append(config.build(spec, Callback, f"job.{name}.{number}"))
         if stream:
             arguments = {"path": self.state_path}
-            checkpoint = kinds["checkpoint"]
-            callbacks.append(config.build(self.checkpoint, checkpoint, "job.checkpoint", arguments))
+            callbacks.append(config.build(self.checkpoint, Checkpoint, "job.checkpoint", arguments))
         return callbacks
 
     @property
@@ -406,17 +424,16 @@ def _metrics_of(specs: Sequence[Spec], path: str) -> dict[str, Any]:
     for number, spec in enumerate(specs):
         metric = get_metric(spec, f"{path}.{number}")
         name = spec.get("kind") if isinstance(spec, Mapping) else spec
-        if not isinstance(name, str):
-            name = config.kind_of(type(metric))
+        if not isinstance(name, str) or ":" in name:
+            _, separator, group = str(name).partition("@")
+            name = f"{config.kind_of(type(metric))}{separator}{group}"
         if name in metrics:
             name = f"{name}.{number}"
         metrics[name] = metric
     return metrics
 
 
-def _one_of(
-    spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None
-) -> Any:
-    """Return the object of one of the classes that `spec` describes."""
-    any_of_them = functools.reduce(operator.or_, kinds.values())
-    return config.build(spec, any_of_them, path, given)
+def _network() -> type:
+    """Return the base of all networks; jobs are read without torch, too."""
+    network: type = importlib.import_module("torch.nn").Module
+    return network

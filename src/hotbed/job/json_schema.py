@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hotbed import config
+from hotbed import config, plugins
 from hotbed.job.job import Job
 
 _LEAVES: Mapping[Any, Mapping[str, Any]] = {
@@ -25,6 +25,11 @@ _LEAVES: Mapping[Any, Mapping[str, Any]] = {
     type(None): {"type": "null"},
     Any: {},
     object: {},
+}
+_NAME: Mapping[str, Any] = {"type": "string", "pattern": f"^{plugins.NAME}$"}
+_OWN: dict[str, Any] = {
+    "description": "A class of another package, as module:name.",
+    "anyOf": [_NAME, {"type": "object", "properties": {"kind": _NAME}, "required": ["kind"]}],
 }
 
 
@@ -95,7 +100,10 @@ class _Schemas:
                 names.append(kind)
         if not references:
             return {}
-        return {"anyOf": [*references, {"enum": names}]}
+        if all(reference["$ref"].startswith("#/$defs/embedding.") for reference in references):
+            return {"anyOf": [*references, {"enum": names}]}  # the core computes them
+        self.definitions["own"] = _OWN
+        return {"anyOf": [*references, {"enum": names}, {"$ref": "#/$defs/own"}]}
 
     def of_class(self, cls: type, kind: str, *, needs_kind: bool) -> dict[str, Any]:
         """Return a reference to the definition of a class, which is added if it is new."""

@@ -54,7 +54,7 @@ def check_same(job: Job, command: str, flags: Mapping[str, object] | None = None
     from hotbed.parallel import Ranks
 
     settings = {"the command": f"hotbed {command}", **(flags or {})}
-    Ranks.of_job().check_equal({**settings, **_values("job", job.to_json())})
+    Ranks.of_job().check_equal({**settings, **_values("job", job.with_classes().to_json())})
 
 
 def _values(name: str, plain: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hotbed.job.dialect import Dialect, dialect_of
 from hotbed.job.draft import Sample, draft, source_of
 from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
-from hotbed.job.file import override, read_mapping
+from hotbed.job.file import read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.ready import check_job
@@ -65,11 +65,14 @@ class ForeignJob:
 
 def read(path: Path, assignments: Mapping[str, object]) -> Job | ForeignJob:
     """Return what a YAML or JSON file describes, with `assignments` of values to dotted paths."""
-    spec = override(read_mapping(path), assignments)
-    dialect = dialect_of(spec)
-    if dialect is None:
-        return Job.from_json(spec)
-    return ForeignJob(dialect, spec, path)
+
+    def build(spec: Mapping[str, Any]) -> Job | ForeignJob:
+        dialect = dialect_of(spec)
+        if dialect is None:
+            return Job.from_json(spec)
+        return ForeignJob(dialect, spec, path)
+
+    return read_values(path, assignments, build)
 
 
 # --- learning -------------------------------------------------------------------------------------
@@ -151,6 +154,8 @@ def online(
         ConfigError: the job has no `stream`, or fewer grains than there are ranks.
         PersistError: another run holds the lock of the stream's states.
     """
+    from hotbed.persist.container.format import open_checkpoint
+
     if job.stream is None:
         raise ConfigError(
             "job.stream: missing key, got none. `hotbed online` follows it: add a source, or use "
@@ -162,8 +167,11 @@ def online(
             with together():
                 job = _with_grains_of(job.state_path, job)
                 schema = job.schema_of(job.state_path)
+                newest_state = open_checkpoint(job.state_path)
             learning = _Learning(job, report, progress)
             model = job.rec_model(schema)
+            with together():
+                check_unchanged(job, newest_state, model)
         else:
             job = for_ranks(job, num_ranks())
             learning = _Learning(job, report, progress)
@@ -268,7 +276,7 @@ class _Learning:
 
         job = self._job
         set_seed(job.seed)
-        text = json.dumps(job.to_json(), indent=1, ensure_ascii=False)
+        text = json.dumps(job.with_classes().to_json(), indent=1, ensure_ascii=False)
         from_first(lambda: write_text(job.output_path("job.json"), text))
         kind = config.kind_of(type(model.network))
         self._report(Began(part, kind, len(model.schema.ids), len(model.schema.dense)))
@@ -572,7 +580,8 @@ def inspect(job: Job) -> JobFacts:
                 settings=settings,
             )
         )
-    rest = {key: value for key, value in job.to_json().items() if key != "schema"}
+    plain = job.with_classes().to_json()
+    rest = {key: value for key, value in plain.items() if key != "schema"}
     of_requests = job.declared.raw or job.declared
     model, misfit = _summary(job)
     join: Mapping[str, Any] = {}

@@ -18,7 +18,7 @@ from hotbed.connectors.source import Source, not_endless
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import TargetEncode
 from hotbed.errors import ConfigError
-from hotbed.job.file import override, read_mapping
+from hotbed.job.file import read_values
 from hotbed.prepare.keyed.derive import Derivation
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives, label_of
@@ -142,7 +142,7 @@ class Preparation:
     @staticmethod
     def read(path: str | Path, assignments: Mapping[str, object] | None = None) -> Preparation:
         """Return the preparation of a YAML or JSON file, with values set by dotted path."""
-        return Preparation.from_json(override(read_mapping(path), assignments or {}))
+        return read_values(path, assignments or {}, Preparation.from_json)
 
     @staticmethod
     def from_json(spec: Mapping[str, Any]) -> Preparation:

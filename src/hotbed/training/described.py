@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from hotbed.optim.dense import NAMES, TorchOptimizer
 from hotbed.optim.held import ROOT
 from hotbed.optim.precision import Compile
 from hotbed.optim.sparse import dense_parameters
+from hotbed.plugins import digests
 
-WITHIN = ("lookups", "optimizers")
+WITHIN = ("lookups", "optimizers", "classes")
 """Members of a model's description that are not arguments of RecModel: `described_within`."""
 BEFORE = "boost_level"
 """The argument in whose place `compile` came; states of earlier builds have it."""
@@ -61,12 +62,15 @@ def given_tables(network: nn.Module) -> dict[str, Any] | None:
     return {name: describe(table.config) for name, table in tables.items()}
 
 
-def described_within(network: nn.Module, optimizers: Mapping[str, Any]) -> dict[str, Any]:
+def described_within(
+    network: nn.Module, optimizers: Mapping[str, Any], parts: Sequence[Any]
+) -> dict[str, Any]:
     """Return the settings that no argument of RecModel gives, by the names of `WITHIN`.
 
     Args:
         network: its lookups have settings of their own.
         optimizers: those of a learner by name; those that the network holds have paths.
+        parts: descriptions; the sources of classes of other packages that they name count.
     """
     lookups: dict[str, dict[str, list[Any]]] = {}
     for module in table_modules(network):
@@ -79,7 +83,7 @@ def described_within(network: nn.Module, optimizers: Mapping[str, Any]) -> dict[
         plain = described_argument(optimizer) if name.startswith(ROOT) else None
         if plain is not None:
             described[name] = plain
-    members = {"lookups": lookups, "optimizers": described}
+    members = {"lookups": lookups, "optimizers": described, "classes": digests(parts)}
     return {name: member for name, member in members.items() if member}
 
 

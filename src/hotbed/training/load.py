@@ -34,18 +34,21 @@ def load(
     network: nn.Module | None = None,
     *,
     tier: Tier | Mapping[str, Tier] | None = None,
+    allow: Sequence[str] = (),
 ) -> RecModel:
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
-    A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
-    built as it was when it was saved. On several ranks, all call it, with one folder that they
-    share.
+    A network of `hb.models` is rebuilt from the checkpoint, and so is one of a class that its
+    module and name describe: the module is imported, if it is on `sys.path`. For another network,
+    pass `network`, built as it was when it was saved. On several ranks, all call it, with one
+    folder that they share.
 
     Args:
         path: of states or of one state, or a state as `hb.checkpoints.open_checkpoint` returns it.
         network: yours.
         tier: where the rows of all tables lie here, such as `hb.Ram()`, or those of some tables by
             name, such as `{"user": hb.Ram()}`; default: as saved.
+        allow: as in `RecModel.restore`; `["classes.*"]` for a class whose source has changed.
 
     Raises:
         FormatError: a file is missing, torn or changed; the message names it, and the rank where
@@ -54,16 +57,19 @@ def load(
     Example: `hb.load("model").predict(dataset)`.
     """
     if isinstance(path, Reader):
-        return _loaded(path, network, tier)
+        return _loaded(path, network, tier, allow)
     if not trains_together():
-        return read_newest(path, lambda reader: _loaded(reader, network, tier))
+        return read_newest(path, lambda reader: _loaded(reader, network, tier, allow))
     with together():  # before ranks wait for each other in RecModel
         reader = open_checkpoint(path)
-    return _loaded(reader, network, tier)
+    return _loaded(reader, network, tier, allow)
 
 
 def _loaded(
-    reader: Reader, network: nn.Module | None, tier: Tier | Mapping[str, Tier] | None
+    reader: Reader,
+    network: nn.Module | None,
+    tier: Tier | Mapping[str, Tier] | None,
+    allow: Sequence[str],
 ) -> RecModel:
     if trains_together():
         check_one_state(reader, Ranks.of_job().gather_objects(reader.manifest.digest))
@@ -107,7 +113,7 @@ def _loaded(
             "machine lacks the disk of its tables, or restore the checkpoint from a copy."
         ) from error
     model.schema = schema or model.schema
-    return model.restore(reader)
+    return model.restore(reader, allow)
 
 
 def _tiers(

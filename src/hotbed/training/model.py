@@ -569,6 +569,8 @@ class RecModel:
         schema = None
         if self.schema is not None:
             schema = typed(self.schema, self.schema, self.encoder).to_json()
+        network = described_argument(self.network)
+        parts = [network, described["loss_fn"], schema]
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
@@ -577,10 +579,10 @@ class RecModel:
                 parameter for parameter in self.network.parameters() if id(parameter) not in dense
             ],
             model={
-                "network": described_argument(self.network),
+                "network": network,
                 "given_tables": given_tables(self.network),
                 **described,
-                **described_within(self.network, self.learner.optimizers),
+                **described_within(self.network, self.learner.optimizers, parts),
             },
             schema=schema,
             counters=self.counters,

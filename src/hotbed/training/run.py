@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,14 @@ EVENTS = (
 )
 WITHIN = ("on_step_begin", "on_predicted", "on_gradients", "on_step_end", "on_error")
 """The events at which batches after this step may be mapped already."""
+
+
+class Callback(ABC):  # noqa: B024  # each of its methods may be absent
+    """What `Callbacks` calls: any class with one of the methods `EVENTS` is below it."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return any(hasattr(other, event) for event in EVENTS)
 
 
 class Observer(Protocol):

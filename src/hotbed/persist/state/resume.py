@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from hotbed.errors import PersistError
+from hotbed.plugins import names_class, short_kind
 
 Meaning = Mapping[str, Any]
 """Dotted name of a field -> its plain value. An object has its kind under its own name."""
@@ -205,11 +206,24 @@ def _different(saved: Meaning, here: Meaning) -> list[str]:
     """Return the names of the fields that differ; for an object of another kind only its own."""
     names: list[str] = []
     for name in dict.fromkeys([*saved, *here]):
-        is_equal = name in saved and name in here and saved[name] == here[name]
+        is_equal = name in saved and name in here and _is_same(saved[name], here[name])
         is_inside = any(name.startswith(f"{other}.") for other in names)
         if not is_equal and not is_inside:
             names.append(name)
     return names
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Return whether two values are equal; a kind may have its module in one of them alone."""
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_is_same, before, now))
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_is_same(before[key], now[key]) for key in now)
+    if names_class(now) and not names_class(before):
+        return bool(short_kind(now) == before)
+    if names_class(before) and not names_class(now):
+        return bool(short_kind(before) == now)
+    return bool(before == now)
 
 
 def _is_unknown(name: str, saved: Meaning) -> bool:
