@@ -149,6 +149,7 @@ NAVIGATION = {
         "watching",
         "persist",
         "jobs",
+        "operate",
     ],
     "Inside": ["architecture", "extending", "format"],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],

@@ -50,7 +50,17 @@ FOLDERS = [
     "cli",
     "testing",
 ]
-BASE = {"errors", "config", "checks", "files", "frozen", "memory", "plugins"}
+BASE = {
+    "errors",
+    "config",
+    "checks",
+    "files",
+    "frozen",
+    "logs",
+    "memory",
+    "memory_limit",
+    "plugins",
+}
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 # The modules that a folder may import beside the ground floor, where few of the folders before it
 # will do.

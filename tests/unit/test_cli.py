@@ -26,12 +26,13 @@ from typer.testing import CliRunner
 import hotbed as hb
 from hotbed import _core
 from hotbed.cli import commands as cli
-from hotbed.cli import disk
+from hotbed.cli import disk, doctor
 from hotbed.errors import ConfigError, NotWritten, SchemaError
 from hotbed.files import Lock
 from hotbed.job.draft import draft
 from hotbed.job.file import parse_value
 from hotbed.job.job import Job
+from hotbed.memory_limit import MemoryLimit
 from hotbed.persist.state import checkpoint
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare import Stage
@@ -768,6 +769,13 @@ def test_doctor_names_every_part() -> None:
     )
     for part in parts.split():
         assert part in result.output
+
+
+def test_doctor_shows_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [MemoryLimit(900 << 20, 1, "the container"), MemoryLimit(24 << 30, 1, "this machine")]
+    monkeypatch.setattr(doctor, "memory_limits", lambda: limits)
+    (memory,) = (part for part in doctor.diagnose() if part.name == "memory")
+    assert memory.state == "0.9 GiB of the container, 24.0 GiB of this machine"
 
 
 def test_doctor_measures_a_disk_and_leaves_nothing_there(

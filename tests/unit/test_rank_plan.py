@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from hotbed.cli import planning as of_plan
 from hotbed.cli.commands import app
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError, DataError
-from hotbed.job import sampled_tables
+from hotbed.job import planning, sampled_tables
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
+from hotbed.memory_limit import CONTAINER, MemoryLimit
 from hotbed.parallel import Placement
 from hotbed.parallel.forecast.ranks import (
     DiskTimes,
@@ -41,6 +43,32 @@ from hotbed.parallel.forecast.ranks import (
 from hotbed.parallel.forecast.tables import ENTRIES, LookupRates, OnDisk, TableFacts, index_bytes
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "wishes", "words"),
+    [
+        (900, Wishes(), "4 ranks would take more"),
+        (1000, Wishes(), "each plan fits"),
+        (900, Wishes(latency=1e-4), "each plan fits"),  # a host for each rank
+        (300, Wishes(host_ranks=1), "1 rank would take more"),
+        (450, Wishes(host_ranks=2), "4 ranks would take more"),
+        (200, Wishes(), "1, 4 ranks would take more"),
+    ],
+)
+def test_a_plan_names_the_ranks_that_a_container_ends(
+    limit: int, wishes: Wishes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: Any = [
+        SimpleNamespace(ranks=1, memory=[400.0]),
+        SimpleNamespace(ranks=4, memory=[240.0] * 4),
+    ]
+    container = [MemoryLimit(limit, 1, CONTAINER), MemoryLimit(1 << 40, 1, "this machine")]
+    monkeypatch.setattr(planning, "memory_limits", lambda: container)
+    (note,) = planning._container_notes(plans, wishes)
+    assert words in note
+    monkeypatch.setattr(planning, "memory_limits", lambda: container[1:])
+    assert list(planning._container_notes(plans, wishes)) == []
 
 
 @given(st.integers(0, 1000), st.integers(1, 8), st.integers(1, 60), st.integers(1, 40))

@@ -20,6 +20,8 @@ import typer
 from hotbed.cli import processes
 from hotbed.cli.launch import launch
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.logs import log_lines
+from hotbed.memory_limit import warning_of_memory
 
 if TYPE_CHECKING:
     from hotbed.job.job import Job
@@ -59,6 +61,15 @@ Watch = Annotated[
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CKPT", help="A folder of states, one state, or a URL.")
 ]
+SERVERS = ("serve", "parameter-server")
+
+
+@app.callback()
+def begin(context: typer.Context) -> None:
+    """Log with time and level, and warn before memory ends; the servers log as JSON."""
+    log_lines("json" if context.invoked_subcommand in SERVERS else "text")
+    if processes.is_first_here():
+        context.with_resource(warning_of_memory())
 
 
 @app.command()

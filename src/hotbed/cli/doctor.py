@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from hotbed.cli.show import console, print_line
+from hotbed.memory_limit import memory_limits
 
 if TYPE_CHECKING:
     from hotbed.parallel.probe import RankConnections
@@ -92,6 +93,10 @@ def _num_processors() -> int | None:
 
 
 def _memory() -> str:
+    """Return the memory of the machine, and what a container allows of it."""
+    texts = [f"{limit.limit_bytes / 2**30:.1f} GiB of {limit.of}" for limit in memory_limits()]
+    if texts:
+        return ", ".join(texts)
     try:
         num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

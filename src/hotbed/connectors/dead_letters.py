@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hotbed import checks
 from hotbed.config import parse_json
 from hotbed.errors import FormatError
 from hotbed.files import append_bytes, local_path, writing
@@ -20,6 +22,7 @@ from hotbed.files import append_bytes, local_path, writing
 logger = logging.getLogger("hotbed.connectors")
 
 
+MOST_BYTES = 256 << 20
 KEPT_LETTERS = 1_000_000
 """Digests of dead letters (8 bytes each) in memory, so that a row that is read again after a crash
 is not written twice.
@@ -31,15 +34,20 @@ class DeadLetters:
 
     A line is `{"place": {...}, "reason": "...", "payload": "..."}`; a payload that is not UTF-8 is
     written as `payload_base64`. The same row is written once, also if it is read again after a
-    crash; other content at the same place is another row.
+    crash; other content at the same place is another row. Rows beyond `max_bytes` are counted
+    and no longer written, which the log says: the first rows of a fault tell its cause.
 
     Args:
         path: the file; None = rows are only counted and logged.
+        max_bytes: the most that the file may take. Move it away, and rows are written again.
 
     Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, max_bytes: int = MOST_BYTES) -> None:
+        checks.at_least("DeadLetters.max_bytes", max_bytes, 0)
+        self.max_bytes = max_bytes
+        self._is_full = False
         self.path: Path | None = None
         if path is not None:
             self.path = local_path(path, "DeadLetters.path")
@@ -80,9 +88,26 @@ class DeadLetters:
                     lines.append(_line_of(letter))
             if self.path is None or not lines:
                 return
+            lines = self._that_fit(lines)
             with writing(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 append_bytes(self.path, b"".join(lines))
+
+    def _that_fit(self, lines: list[bytes]) -> list[bytes]:
+        """Return the lines that the file has room for; log where it begins to lack it."""
+        room = self.max_bytes - self.num_bytes
+        sizes = itertools.accumulate(map(len, lines))
+        num_fitting = sum(1 for size in sizes if size <= room)
+        is_full = num_fitting < len(lines)
+        if is_full and not self._is_full:
+            logger.error(
+                "%s: %d bytes are reached, further dead letters are counted and not written; "
+                "move the file away to have them written again",
+                self.path,
+                self.max_bytes,
+            )
+        self._is_full = is_full
+        return lines[:num_fitting]
 
     def _is_new(self, letter: Mapping[str, Any]) -> bool:
         text = json.dumps(letter, sort_keys=True)
@@ -106,26 +131,33 @@ class DeadLetters:
 
         A last line that a crash tore is cut off; its row is written again when it is read again.
         """
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                letter = parse_json(line)
-                reason = letter["reason"]
-                self.counts[reason] = self.counts.get(reason, 0) + 1
-                self._is_new(letter)
-            except (ValueError, KeyError, TypeError) as error:
-                raise FormatError(
-                    f"{path}, line {number}: not a dead letter, got {error}. Move the file away."
-                ) from error
-        if len(whole) < len(data):
-            begin = _BEGIN[: len(data)]
-            if not whole and data[: len(begin)].strip(b"\0") != begin:
-                raise FormatError(
-                    f"{path}: not dead letters, got a file that begins with {data[:60]!r}. Move "
-                    "the file away."
-                )
-            os.truncate(path, len(whole))
+        num_whole = 0
+        with path.open("rb") as file:  # line by line: it may be large
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    self._cut(path, num_whole, line)
+                    break
+                num_whole += len(line)
+                try:
+                    letter = parse_json(line)
+                    reason = letter["reason"]
+                    self.counts[reason] = self.counts.get(reason, 0) + 1
+                    self._is_new(letter)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise FormatError(
+                        f"{path}, line {number}: not a dead letter, got {error}. "
+                        "Move the file away."
+                    ) from error
+
+    def _cut(self, path: Path, num_whole: int, torn: bytes) -> None:
+        """Cut off a torn line behind the whole ones."""
+        begin = _BEGIN[: len(torn)]
+        if not num_whole and torn[: len(begin)].strip(b"\0") != begin:
+            raise FormatError(
+                f"{path}: not dead letters, got a file that begins with {torn[:60]!r}. Move "
+                "the file away."
+            )
+        os.truncate(path, num_whole)
 
 
 _BEGIN = b'{"place": {'

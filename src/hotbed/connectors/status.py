@@ -22,11 +22,13 @@ class SourceStatus:
         waiting: `lag` by partition; for a join, by partition of its impressions. None = the source
             does not know its partitions.
         open_rows: what a join holds open.
+        is_reached: whether the source answers; None = it does not say.
     """
 
     lag: int | None = None
     waiting: Mapping[str, int] | None = None
     open_rows: HeldRows | None = None
+    is_reached: bool | None = None
 
 
 UNKNOWN = SourceStatus()

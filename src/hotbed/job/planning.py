@@ -13,6 +13,7 @@ from hotbed.job.job import Job
 from hotbed.job.ranks import num_ranks
 from hotbed.job.sampled_tables import Sampled
 from hotbed.job.workload import workload_of
+from hotbed.memory_limit import CONTAINER, memory_limits
 
 if TYPE_CHECKING:
     from hotbed.parallel.forecast.ranks import DiskTimes, RanksPlan, Workload
@@ -144,6 +145,28 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
 
 
+def _container_notes(plans: Sequence[RanksPlan], wishes: Wishes) -> Iterator[str]:
+    """Yield how much memory the container of this process allows, and which plans exceed it."""
+    smallest = next(iter(memory_limits()), None)
+    if smallest is None or smallest.of != CONTAINER:
+        return
+    limit = smallest.limit_bytes
+    text = f"Memory: the container that this runs in allows {limit / 1e9:,.1f} GB"
+    hosts = wishes.host_ranks is not None or wishes.latency is not None or wishes.bandwidth
+    on_host = wishes.host_ranks or (1 if hosts else None)  # None: all ranks are in the container
+    too_large = [
+        of_ranks.ranks for of_ranks in plans if sum(sorted(of_ranks.memory)[::-1][:on_host]) > limit
+    ]
+    if not too_large:
+        yield f"{text} for all processes in it, and each plan fits."
+        return
+    ranks = "1 rank" if too_large == [1] else f"{', '.join(map(str, too_large))} ranks"
+    yield (
+        f"{text} for all processes in it, and {ranks} would take more: the kernel would end them. "
+        "Raise the limit, or say --ram of the machines that will train."
+    )
+
+
 def _disturbance(work: Workload) -> Iterator[str]:
     """Yield a warning if the steps that were measured waited for a processor, or differed."""
     if work.cpu_share >= LEAST_CPU_SHARE and work.spread <= MOST_SPREAD:
@@ -182,6 +205,7 @@ def _notes(
             f"which has {grains}."
         )
     if wishes.ram is None:
+        yield from _container_notes(plans, wishes)
         return
     if needed is None:
         yield f"No number of ranks fits into {wishes.ram / 1e9:,.1f} GB a process."

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from hotbed import config
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.logs import log_lines
 from hotbed.persist.publish import Follower
-from hotbed.serving.process import log_as_json
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models, check_model_name
 from hotbed.serving.stores.following import Following, KeepsOn, collecting, open_follower
@@ -42,7 +42,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     from hotbed.serving.workers.pool import WorkerPool
 
     options, limits, remote = _build_settings(settings)
-    log_as_json()
+    log_lines("json")
     by_name = models_of(sources)
     for name in by_name:
         check_model_name(name)
@@ -79,7 +79,7 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     from hotbed.serving.server.endpoints.rows_service import RowsServer
 
     options = config.build(dict(settings), RowsOptions, "parameter-server")
-    log_as_json()
+    log_lines("json")
     by_name = models_of(sources)
     followed = followed_of(watch, by_name)
     server = RowsServer(options.parameter_server(), list(by_name), options)

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop and the log of a server process."""
+"""The event loop and the listeners of a server process."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import logging
 import signal
 import socket
-import sys
 import threading
-import traceback
 from abc import ABC, abstractmethod
-from typing import Any
 
 from hotbed.errors import ConfigError
 
@@ -84,41 +78,3 @@ def open_listener(host: str, port: int, *, shares_port: bool = False) -> socket.
         raise ConfigError(
             f"serve: cannot listen at {host}:{port}, got {error}. Give a free port, or 0."
         ) from error
-
-
-class JsonLines(logging.Handler):
-    """Write log records to stderr, each as a line of JSON.
-
-    A line holds the number of the worker if there are several.
-    """
-
-    def __init__(self, worker: int | None = None) -> None:
-        super().__init__()
-        self._worker = worker
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record. Never raises: a full disk, say, must not end the thread that logs."""
-        try:
-            self._write(record)
-        except Exception:
-            with contextlib.suppress(Exception):
-                self.handleError(record)
-
-    def _write(self, record: logging.LogRecord) -> None:
-        spec: dict[str, Any] = {
-            "time": round(record.created, 3),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if self._worker is not None:
-            spec["worker"] = self._worker
-        if record.exc_info:
-            spec["trace"] = "".join(traceback.format_exception(record.exc_info[1]))
-        print(json.dumps(spec, ensure_ascii=False), file=sys.stderr, flush=True)
-
-
-def log_as_json(worker: int | None = None) -> None:
-    """Log what this process reports, and its warnings, as `JsonLines`."""
-    logging.basicConfig(level=logging.INFO, handlers=[JsonLines(worker)])
-    logging.captureWarnings(True)

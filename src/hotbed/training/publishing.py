@@ -36,18 +36,20 @@ class Publishing:
         self._publisher.graph = _graph(run)
         self._is_exported = True
 
-    def publish(self, saved: Saved) -> None:
-        """Publish a saved state, unless it lies before the graph."""
+    def publish(self, saved: Saved, step: int) -> None:
+        """Publish the saved state of a step, unless it lies before the graph."""
         self._log_errors()
         if self._is_exported:
-            self._versions.append(self._thread.submit(self._publish, saved))
+            self._versions.append(self._thread.submit(self._publish, saved, step))
 
-    def _publish(self, saved: Saved) -> None:
+    def _publish(self, saved: Saved, step: int) -> None:
         begin = time.perf_counter()
         with self._writes.watching():
             version = self._publisher.publish(saved)
-        if version is not None:
-            self._writes.add(version, time.perf_counter() - begin)
+        if version is None:  # an earlier process did
+            self._writes.resume(saved, step)
+        else:
+            self._writes.add(version, step, time.perf_counter() - begin)
 
     def close(self) -> None:
         """Wait until all versions are published."""

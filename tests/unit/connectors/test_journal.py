@@ -214,6 +214,27 @@ def test_dead_letters_are_written_once_with_their_place_also_after_a_crash(tmp_p
     assert again.total == 3
 
 
+def test_dead_letters_beyond_their_bytes_are_counted_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "dead.jsonl"
+    letters = DeadLetters(file, max_bytes=1000)
+    letters.add_all([({"offset": offset}, "undecodable", b"x" * 100) for offset in range(20)])
+    letters.add({"offset": 20}, "undecodable", b"x" * 500)
+    letters.add({"offset": 21}, "undecodable", b"x" * 500)
+    offsets = [json.loads(line)["place"]["offset"] for line in file.read_text().splitlines()]
+    assert offsets == list(range(len(offsets)))  # the first ones, without a gap
+    assert 800 < letters.num_bytes <= 1000
+    assert letters.total == 22
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "1000 bytes are reached, further dead letters are counted and not" in line.message
+    file.rename(tmp_path / "away.jsonl")
+    letters.add({"offset": 22}, "undecodable", b"x")
+    assert json.loads(file.read_text())["place"]["offset"] == 22
+    assert DeadLetters(file).total == 1
+    assert DeadLetters(tmp_path / "away.jsonl", max_bytes=10).total == len(offsets)
+
+
 def test_a_foreign_file_of_dead_letters_is_named(tmp_path: Path) -> None:
     (tmp_path / "dead.jsonl").write_text("hello\n")
     with pytest.raises(FormatError, match=r"dead.jsonl, line 1: not a dead letter"):

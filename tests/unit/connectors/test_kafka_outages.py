@@ -62,15 +62,23 @@ def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
     while dataset.lag is not None and time.monotonic() < deadline:
         first += [item for item in islice(items, 1) if item is not None]
     assert dataset.lag is None
+    assert dataset.status.is_reached is False
     broker.pause(False)
     rest = within(items, 10 - len(first))
+    assert dataset.status.is_reached
     assert sorted(row for batch in rows([*first, *rest]) for row in batch) == list(range(900))
 
 
 def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
     broker.kill()
-    items = make(clicks(broker), 2).stream()
+    dataset = make(clicks(broker), 2)
+    items = dataset.stream()
     assert list(islice(items, 3)) == [None] * 3
+    deadline = time.monotonic() + 6
+    while dataset.status.is_reached is None and time.monotonic() < deadline:
+        assert next(items) is None
+    assert dataset.status.is_reached is False
+    assert dataset.lag is None  # not 0
     broker.restart()
     broker.produce("clicks", [message(0), message(1)])
     assert rows(within(items, 1)) == [[0, 1]]

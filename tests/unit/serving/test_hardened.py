@@ -25,8 +25,8 @@ import pytest
 import hotbed as hb
 from hotbed import config
 from hotbed.errors import ConfigError, DataError, NotServed, Overloaded, ServingError
+from hotbed.logs import LogLines
 from hotbed.serving.main import models_of
-from hotbed.serving.process import JsonLines
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.protocol.rest import RequestReader
@@ -63,7 +63,7 @@ FAILURES = [
 
 def lose_stderr(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Log lines cannot be written from here on."""
-    monkeypatch.setattr(logging.getLogger("hotbed.serving"), "handlers", [JsonLines()])
+    monkeypatch.setattr(logging.getLogger("hotbed.serving"), "handlers", [LogLines(as_json=True)])
     monkeypatch.setattr(sys, "stderr", _Broken(error))
 
 
@@ -105,7 +105,7 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
 def test_a_log_line_that_cannot_be_made_is_reported_on_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    JsonLines().handle(
+    LogLines(as_json=True).handle(
         logging.LogRecord("hotbed", logging.INFO, __file__, 1, "%d", ("no number",), None)
     )
     assert "Logging error" in capsys.readouterr().err

@@ -631,6 +631,9 @@ def test_saves_and_publications_are_counted_and_no_value_is_shown_before_a_state
     assert last["last_save_bytes"] > 0 < last["last_publication_bytes"]
     assert last["last_save_duration_seconds"] > 0
     assert abs(last["last_save_timestamp_seconds"] - time.time()) < 60
+    assert last["steps_since_save"] in (2, 4)  # 10 steps are learned
+    assert last["steps_since_publication"] in (2, 4, 10)
+    written = (tmp_path / "out").stat().st_mtime
     served = hb.callbacks.Prometheus(port=0, every_seconds=60)
     look = Look(served)
     learn(served, look, save=save)
@@ -638,6 +641,9 @@ def test_saves_and_publications_are_counted_and_no_value_is_shown_before_a_state
     assert begun == opened == {}
     assert (first["steps"], first["samples"]) == (10, 640)
     assert first["table_rows"] > 0 < first["bytes"]
+    # of the state that the run resumed: a job that cannot save is found after a restart, too
+    assert first["saves"] == first["steps_since_save"] == 0
+    assert 0 <= written - first["last_save_timestamp_seconds"] < 60
 
 
 def test_a_network_that_cannot_become_a_graph_is_published_without_one(

@@ -178,11 +178,16 @@ class JoinTurns:
         """Return the rows that wait at all inputs, as far as these know it, and what is open."""
         waiting = self._inputs[0].status.waiting
         endless = [source for source in self._inputs if source.source.endless]
-        lags = [source.status.lag for source in endless if not source.ended]
+        statuses = [source.status for source in endless if not source.ended]
+        reached = [status.is_reached for status in statuses if status.is_reached is not None]
+        is_reached = all(reached) if reached else None
+        lags = [status.lag for status in statuses]
         if any(lag is None for lag in lags):
-            return SourceStatus(None, waiting, self._open)
+            return SourceStatus(None, waiting, self._open, is_reached)
         at_hand = sum(source.num_rows for source in self._inputs)
-        return SourceStatus(sum(lag or 0 for lag in lags) + at_hand, waiting, self._open)
+        return SourceStatus(
+            sum(lag or 0 for lag in lags) + at_hand, waiting, self._open, is_reached
+        )
 
     def _idle_lanes(self, polled: set[int]) -> list[Lane]:
         """Return the partitions that have had nothing to read for long enough, or have ended.

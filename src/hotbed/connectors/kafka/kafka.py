@@ -197,7 +197,7 @@ class Kafka(Source):
     def _batches(self, reader: KafkaReader, batch_rows: int, plan: ReadPlan) -> Batches:
         self._readings.append(reader.topic)
         try:
-            while not reader.topic.connect():
+            while not reader.connect():
                 yield TICK, reader.position()
             while True:
                 messages = reader.next_block()

@@ -87,6 +87,17 @@ class KafkaReader:
             return Position(state)
         return Position.of(self.source, state)
 
+    def connect(self) -> bool:
+        """Return whether the topic can be read now."""
+        is_connected = self.topic.connect()
+        if not is_connected:
+            self.status = self._status_before_reading()
+        return is_connected
+
+    def _status_before_reading(self) -> SourceStatus:
+        """Return a status without a lag; the topic may be reached and not proven."""
+        return SourceStatus(is_reached=None if self.topic.is_reached else False)
+
     def next_block(self) -> PlacedMessages | None:
         """Return the messages of the next block in their order, or None if it is not complete yet.
 
@@ -96,6 +107,7 @@ class KafkaReader:
             DataError: the position lies in the block, and some of its messages are gone.
         """
         if not self.topic.is_proven:
+            self.status = self._status_before_reading()
             return None
         self.identity.id = self.topic.id
         if not self.offsets and self.number == 0:
@@ -140,13 +152,13 @@ class KafkaReader:
         """Return the number of messages behind the current block, as far as it is known."""
         waiting: dict[str, int] = {}
         if not self.topic.is_reached:
-            return SourceStatus(None, waiting)
+            return SourceStatus(None, waiting, is_reached=False)
         for partition in {**self.offsets, **self.take}:
             count = self.topic.num_waiting(partition)
             if count is None:
-                return SourceStatus(None, waiting)
+                return SourceStatus(None, waiting, is_reached=True)
             waiting[str(partition)] = count
-        return SourceStatus(sum(waiting.values()), waiting)
+        return SourceStatus(sum(waiting.values()), waiting, is_reached=True)
 
     def _fetched(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
         """Return the messages of a block that is decided; None until all are fetched."""

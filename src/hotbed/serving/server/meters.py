@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
+from hotbed.memory_limit import memory_limits
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
@@ -183,6 +184,7 @@ class Meters:
                 if value is not None:
                     family.add_metric([model.name], value)
             yield family
+        yield from _of_memory(self._families)
         versions: list[tuple[str, ModelVersion, float | None]] = []
         for model in self._models:
             current = model.served
@@ -289,6 +291,7 @@ class CallMeters:
         for name in newest:
             family.add_metric([name], float(self.damaged.get(name, False)))
         yield family
+        yield from _of_memory(self._families)
         yield from _of_versions(self._families, versions)
 
 
@@ -523,6 +526,17 @@ def _of_versions(
             if value is not None:
                 family.add_metric([model], value)
         yield family
+
+
+def _of_memory(families: Any) -> Iterator[Any]:
+    """Yield the limit of memory that holds for this process, and how much of it is in use."""
+    for limit in memory_limits()[:1]:
+        yield families.GaugeMetricFamily(
+            "hotbed_memory_used_bytes", "Memory in use below the limit", limit.used_bytes
+        )
+        yield families.GaugeMetricFamily(
+            "hotbed_memory_limit_bytes", "Above it the kernel ends processes", limit.limit_bytes
+        )
 
 
 def _between(start: float | None, end: float | None) -> float | None:

@@ -193,8 +193,9 @@ class Checkpoint:
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow, lambda: self._continue(run, reader))
             if self._publishing is not None:  # it may not be published, as after `hotbed rollback`
-                self._publishing.publish(reader.saved)
+                self._publishing.publish(reader.saved, run.step)
             self._saved_at = _moment(run)
+            self.saves.resume(reader.saved, run.step)
         else:
             run.position = Position({})
             dataset = run.dataset
@@ -405,7 +406,7 @@ class Checkpoint:
             log.error("not saved at step %d, the state before is kept: %s", step, error)
             return
         assert saved is not None
-        self.saves.add(saved, time.perf_counter() - self._save_began)
+        self.saves.add(saved, step, time.perf_counter() - self._save_began)
         run.model.parent = saved.digest
         commit = getattr(run.dataset, "commit", None)
         if commit is not None and run.learner.shard.is_first:
@@ -416,7 +417,7 @@ class Checkpoint:
         if step != self._published_step:
             self._published_step = step
             if self._publishing is not None:
-                self._publishing.publish(saved)
+                self._publishing.publish(saved, step)
 
     def _open(self, run: Run) -> None:
         """Open the journal and the dead letters next to the states, before data are read.

@@ -28,7 +28,7 @@ class ProgressBar:
     """Show a progress bar for each epoch, with time left, samples/s, loss and newest metrics.
 
     Without a terminal it prints lines: one an epoch, and one every `every_seconds` seconds of a
-    stream, with its event time, freshness and lag.
+    stream, with its event time, freshness and lag. They are log lines in a program that logs INFO.
     """
 
     def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
@@ -95,9 +95,11 @@ class ProgressBar:
         parts = [_title(run), self._rate(run), self._values(run)]
         if run.online:
             parts.insert(1, f"step {run.step:,}")
-        self._console.print(
-            "  ".join(part for part in parts if part), highlight=False, soft_wrap=True
-        )
+        line = "  ".join(part for part in parts if part)
+        if log.isEnabledFor(logging.INFO) and log.hasHandlers():  # of the program, or a command
+            log.info("%s", line)
+        else:
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def _draw(self, bar: Progress, run: Run) -> None:
         done = run.step - self._step

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotbed.connectors.times import EARLIEST
+from hotbed.data.dataset import Dataset
 from hotbed.embedding.tier import Ssd
+from hotbed.memory_limit import memory_limits
 from hotbed.training.columns import Tables, is_reason
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
@@ -112,15 +114,19 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
                 key = "evicted_by_reason"
             values.append(Reading(f"table_{key}", value, labels, key in TABLE_TOTALS))
     values += _disk_readings(run)
+    limits = memory_limits()
+    if limits:
+        values.append(Reading("memory_used_bytes", limits[0].used_bytes))
+        values.append(Reading("memory_limit_bytes", limits[0].limit_bytes))
     if run.now is not None:
         values.append(Reading("watermark_seconds", run.now / 1e6))
     for name, value in observations(run).items():
         values.append(Reading(name, value, total=name in TOTALS))
     values += _join_readings(run)
     for checkpoint in run.callbacks.of(Checkpoint):
-        values += _write_readings("save", checkpoint.saves)
+        values += _write_readings("save", checkpoint.saves, run.step)
         if checkpoint.publications is not None:
-            values += _write_readings("publication", checkpoint.publications)
+            values += _write_readings("publication", checkpoint.publications, run.step)
     return values
 
 
@@ -142,15 +148,17 @@ def _join_readings(run: Run) -> list[Reading]:
     return values
 
 
-def _write_readings(name: str, writes: Writes) -> list[Reading]:
-    """Return what is known of saves or of published versions."""
+def _write_readings(name: str, writes: Writes, step: int) -> list[Reading]:
+    """Return what is known of saves or of published versions at a step."""
     values = [
         Reading(f"{name}s", writes.count, total=True),
         Reading(f"{name}_failures", writes.failures, total=True),
+        Reading(f"steps_since_{name}", step - writes.last_step),
     ]
     if writes.last_seconds is not None:
         values.append(Reading(f"last_{name}_timestamp_seconds", writes.last_seconds))
         values.append(Reading(f"last_{name}_bytes", writes.last_bytes))
+    if writes.last_duration is not None:
         values.append(Reading(f"last_{name}_duration_seconds", writes.last_duration))
     return values
 
@@ -207,6 +215,7 @@ def observations(run: Run) -> dict[str, float]:
     * `skipped_batches`: left out by loss scaling.
     * `freshness_seconds`: the clock minus the newest event time that was learned.
     * `lag_rows`: rows that wait at the source.
+    * `source_reached`: 1 if the source answers, 0 while it is away.
     * `skipped_rows`, `dead_letters`: left out by the reader, which reads ahead of training.
     """
     num_bytes = 0
@@ -218,6 +227,8 @@ def observations(run: Run) -> dict[str, float]:
     lag = getattr(run.dataset, "lag", None)
     if lag is not None:
         values["lag_rows"] = lag
+    if isinstance(run.dataset, Dataset) and run.dataset.status.is_reached is not None:
+        values["source_reached"] = run.dataset.status.is_reached
     skips = getattr(run.dataset, "skips", None)
     if skips is not None:
         values["skipped_rows"] = skips.total
