@@ -22,6 +22,7 @@ position.py       positions in a source, places of rows
 prepared.py       the output of `hotbed prepare`
 read_ahead.py     make items ahead of their consumer on a thread
 read_plan.py      what a reader asks of a source: columns, types, and how bad rows are treated
+request_log.py    RequestLog: what a server was asked and answered
 replay.py         Replay: recorded events of several sources in the order of their times
 samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
 source.py         the base of every source of events, and the sources that its methods return
@@ -53,6 +54,7 @@ from hotbed.connectors.position import Position
 from hotbed.connectors.prepared import Prepared
 from hotbed.connectors.read_plan import ReadPlan, Skips
 from hotbed.connectors.replay import Replay
+from hotbed.connectors.request_log import RequestLog
 from hotbed.connectors.source import Slice, Sort, Source, TableJoin
 from hotbed.connectors.status import SourceReading, SourceStatus
 from hotbed.connectors.text.delimited import Csv
@@ -88,6 +90,7 @@ __all__ = [
     "Raw",
     "ReadPlan",
     "Replay",
+    "RequestLog",
     "Skips",
     "Slice",
     "Sort",

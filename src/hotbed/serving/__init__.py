@@ -16,6 +16,7 @@ session.py           score requests with one version of a model, without torch
 threads.py           run work in threads that the end of a process does not wait for
 trained_types.py     columns of requests in the types that they had in training
 protocol/            The Open Inference Protocol without a network
+request_log/         the log of requests and their scores
 server/              the server: requests over REST and gRPC, batched, scored and watched
 stores/              stores of versions of models and their rows
 workers/             a server of several processes

@@ -15,7 +15,14 @@ from hotbed import config
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.logs import log_lines
 from hotbed.persist.publish import Follower
-from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
+from hotbed.serving.server.options import (
+    NO_LOGS,
+    LogOptions,
+    Options,
+    RemoteOptions,
+    RowsOptions,
+    ServerLimits,
+)
 from hotbed.serving.server.scoring.models import Models, check_model_name
 from hotbed.serving.stores.following import Following, KeepsOn, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
@@ -23,8 +30,8 @@ from hotbed.serving.stores.verifying import is_served, verify_served
 
 __all__ = ["is_served", "serve_models", "serve_rows", "verify_served"]
 log = logging.getLogger("hotbed.serving")
-_SETTINGS = (Options, ServerLimits, RemoteOptions)
-Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions)
+_SETTINGS = (Options, ServerLimits, RemoteOptions, LogOptions)
+Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions, LogOptions)
 
 
 def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -33,7 +40,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     Args:
         sources: the models, each `[NAME=]PATH`.
         watch: what models follow, each `[NAME=]SOURCE`.
-        settings: keys of `Options`, `ServerLimits` and `RemoteOptions`.
+        settings: keys of `Options`, `ServerLimits`, `RemoteOptions` and `LogOptions`.
 
     Raises:
         ConfigError: a source or a setting is wrong.
@@ -41,14 +48,15 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     from hotbed.serving.server.server import Server
     from hotbed.serving.workers.pool import WorkerPool
 
-    options, limits, remote = _build_settings(settings)
+    options, limits, remote, logs = _build_settings(settings)
     log_lines("json")
     by_name = models_of(sources)
     for name in by_name:
         check_model_name(name)
     followed = followed_of(watch, by_name)
     store = options.parameter_server()
-    models = Models(store, limits, remote.connect, remote.cache())
+    own_logs = logs if options.workers == 1 else NO_LOGS  # each worker writes its own
+    models = Models(store, limits, remote.connect, remote.cache(), logs=own_logs)
     names = [name for name in by_name if options.workers == 1 or not is_remote(by_name[name])]
     _load_each(
         names,
@@ -59,7 +67,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
         server = Server(models, options)  # listens from here on
     else:
         options = replace(options, rows=str(store.folder))
-        server = WorkerPool(models, by_name, options, limits, remote)
+        server = WorkerPool(models, by_name, options, limits, remote, logs)
     models.check_kept(options.check_seconds)
     with _following(followed, models.follow):
         server.run()
@@ -124,8 +132,10 @@ def _load_each(names: Iterable[str], load: Callable[[str], None]) -> None:
         raise failures[0]
 
 
-def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits, RemoteOptions]:
-    """Build the three kinds of settings of `hotbed serve` from keys of any of them."""
+def _build_settings(
+    settings: Mapping[str, Any],
+) -> tuple[Options, ServerLimits, RemoteOptions, LogOptions]:
+    """Build the four kinds of settings of `hotbed serve` from keys of any of them."""
     keys = {field.name for kind in _SETTINGS for field in fields(kind)}
     for key, value in settings.items():
         if key not in keys:
@@ -137,6 +147,7 @@ def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits,
         _build(Options, settings),
         _build(ServerLimits, settings),
         _build(RemoteOptions, settings),
+        _build(LogOptions, settings),
     )
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hotbed.serving.session import Scores
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
+REQUEST_ID = "x-request-id"
+"""The header, or the metadata of a call, with the client's name of a request."""
 # parameters of tensors that would change an answer
 _NOT_OFFERED = ("shared_memory_region", "classification")
 

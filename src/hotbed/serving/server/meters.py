@@ -59,12 +59,20 @@ class ServedModelVersion(Protocol):
     def since(self) -> float: ...
 
 
+class MeasuredLog(Protocol):
+    """What a request log has counted."""
+
+    logged: int
+    dropped: int
+
+
 class MeasuredModel(Protocol):
     """What the metrics read of a model; see `scoring.models.Model`."""
 
     name: str
     cache: EmbeddingCache | None
     counts: RequestCounts
+    log: MeasuredLog | None
     seconds: deque[float]
     swaps: int
     problems: int
@@ -413,6 +421,10 @@ def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
     return lambda model: None if model.cache is None else read(model.cache)
 
 
+def _log(read: Callable[[MeasuredLog], float]) -> Read:
+    return lambda model: None if model.log is None else read(model.log)
+
+
 _BUCKETS = (
     0.0005,
     0.001,
@@ -454,6 +466,13 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
         "Counter",
         "Scores that are NaN or infinite",
         lambda model: model.counts.nonfinite,
+    ),
+    ("logged_requests", "Counter", "Requests in the request log", _log(lambda log: log.logged)),
+    (
+        "log_dropped_requests",
+        "Counter",
+        "Requests that are not in the request log, since it was too slow or could not be written",
+        _log(lambda log: log.dropped),
     ),
     ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
     (

@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hotbed import checks
+from hotbed.connectors.request_log import topic_of
+from hotbed.errors import ConfigError
+from hotbed.files import check_folder
 from hotbed.frozen import RowDtype
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.request_log.folder import LogFolder, PartLimits
+from hotbed.serving.request_log.records import Anonymity
+from hotbed.serving.request_log.topic import LogTopic
+from hotbed.serving.request_log.writer import LogSink, RequestLogWriter
 from hotbed.serving.server.tokens import (
     RereadFile,
     Roles,
@@ -27,6 +36,8 @@ from hotbed.serving.stores.opening import open_row_store
 _LAST_PORT = 65_535
 _DAY_SECONDS = 86_400
 _LEAST_BODY_BYTES = 1 << 20
+_LEAST_KEY_BYTES = 16
+_MOST_KEY_BYTES = 64
 _VALUE_BYTES = 32  # bytes of a body for each candidate and column
 
 
@@ -132,6 +143,98 @@ class RowsOptions(AccessOptions):
         checks.at_least("RowsOptions.calls", self.calls, 1)
         checks.between("RowsOptions.drain_seconds", self.drain_seconds, 0, _DAY_SECONDS)
         checks.between("RowsOptions.metrics_port", self.metrics_port, 0, _LAST_PORT)
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """The log of requests and their scores.
+
+    Args:
+        log: the folder of the logs, with a folder for each model; or kafka://HOST:PORT[,…]/TOPIC,
+            with a topic TOPIC.MODEL for each. None = no log.
+        log_options: options for librdkafka, as for `hb.sources.Kafka`.
+        log_sample: the share of requests that is written, chosen by a hash of the request's id.
+        log_omit: columns that are left out.
+        log_hash: columns of which a keyed hash is written.
+        log_key_file: file with the key of the hash, which replicas share.
+        log_queue_bytes: memory of the requests that wait to be written, for each model; further
+            ones are dropped and counted.
+        log_flush_seconds: a request is in a file after this time.
+        log_part_bytes: bytes of a part when it is closed.
+        log_part_seconds: seconds after which a part is closed.
+        log_max_bytes: bytes of the closed parts of a model; the oldest are removed.
+    """
+
+    log: str | None = None
+    log_options: Mapping[str, Any] = field(default_factory=dict)
+    log_sample: float = 1.0
+    log_omit: Sequence[str] = ()
+    log_hash: Sequence[str] = ()
+    log_key_file: str | None = None
+    log_queue_bytes: int = 64 << 20
+    log_flush_seconds: float = 1.0
+    log_part_bytes: int = 128 << 20
+    log_part_seconds: float = 300.0
+    log_max_bytes: int = 10_000_000_000
+
+    def __post_init__(self) -> None:
+        checks.between("LogOptions.log_sample", self.log_sample, 0, 1)
+        checks.at_least("LogOptions.log_queue_bytes", self.log_queue_bytes, 1)
+        checks.between("LogOptions.log_flush_seconds", self.log_flush_seconds, 0.001, _DAY_SECONDS)
+        checks.at_least("LogOptions.log_part_bytes", self.log_part_bytes, 1)
+        checks.between("LogOptions.log_part_seconds", self.log_part_seconds, 0.001, _DAY_SECONDS)
+        checks.at_least("LogOptions.log_max_bytes", self.log_max_bytes, 1)
+        if self.log is not None and topic_of(self.log) is None:
+            check_folder(self.log, "serve.log")
+        if self.log_hash and self.log_key_file is None:
+            raise ConfigError(
+                f"serve.log_hash: needs a key, got columns {list(self.log_hash)} and no "
+                "log_key_file. Without a key, ids are found again by trying all of them."
+            )
+        self._key()
+
+    def writer(self, model: str) -> RequestLogWriter | None:
+        """Return what writes the log of a model; None = no log."""
+        if self.log is None:
+            return None
+        open_sink: Callable[[], LogSink]
+        address = topic_of(self.log)
+        if address is None:
+            limits = PartLimits(self.log_part_bytes, self.log_part_seconds, self.log_max_bytes)
+            open_sink = partial(LogFolder, Path(self.log), model, limits)
+        else:
+            servers, topic = address
+            open_sink = partial(LogTopic, servers, f"{topic}.{model}", self.log_options)
+        return RequestLogWriter(
+            model,
+            open_sink,
+            sample=self.log_sample,
+            queue_bytes=self.log_queue_bytes,
+            flush_seconds=self.log_flush_seconds,
+            anonymity=Anonymity(self.log_omit, self.log_hash, self._key()),
+        )
+
+    def _key(self) -> bytes:
+        """Return the key of hashes. Raises ConfigError if its file is unreadable or too short."""
+        if self.log_key_file is None:
+            return b""
+        try:
+            key = Path(self.log_key_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"serve.log_key_file: unreadable, got {error.strerror} for "
+                f"{self.log_key_file!r}. Correct the path or its rights."
+            ) from error
+        if not _LEAST_KEY_BYTES <= len(key) <= _MOST_KEY_BYTES:
+            raise ConfigError(
+                f"serve.log_key_file: needs {_LEAST_KEY_BYTES} to {_MOST_KEY_BYTES} bytes, got "
+                f"{len(key)}. Write random ones: openssl rand -hex 32."
+            )
+        return key
+
+
+NO_LOGS = LogOptions()
+"""Requests are not logged."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 from hotbed.errors import ConfigError, HotbedError, ServingError
 from hotbed.serving.process import open_listener
 from hotbed.serving.server.meters import combine_statuses
-from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
+from hotbed.serving.server.options import NO_LOGS, LogOptions, Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import hanging
 from hotbed.serving.stores.opening import is_remote
@@ -143,6 +143,7 @@ class WorkerPool:
         options: where to listen, and the number of workers.
         limits: the load that each worker accepts.
         remote: how workers reach parameter servers.
+        logs: the log of requests.
         load_seconds: how long a worker may take to load or unload a model.
 
     Raises:
@@ -156,6 +157,7 @@ class WorkerPool:
         options: Options,
         limits: ServerLimits,
         remote: RemoteOptions,
+        logs: LogOptions = NO_LOGS,
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._models = models
@@ -176,6 +178,7 @@ class WorkerPool:
             "options": {**asdict(options), "grpc_port": self.grpc_port},
             "limits": asdict(limits),
             "remote": asdict(remote),
+            "logs": asdict(logs),
             "models": self._sources,
         }
         self._stop = threading.Event()

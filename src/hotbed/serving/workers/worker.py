@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 from hotbed.logs import log_lines
-from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
+from hotbed.serving.server.options import LogOptions, Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
 from hotbed.serving.server.tokens import Roles, Tokens
@@ -105,7 +105,8 @@ class Worker:
         limits = ServerLimits(**spec["limits"])
         token = None if self._state["store_token"] is None else self._valid_store_token
         reach = partial(open_row_store, token=token, trusted=remote.store_trusted)
-        models = Models(store, limits, reach, remote.cache())
+        logs = LogOptions(**spec["logs"])
+        models = Models(store, limits, reach, remote.cache(), logs=logs)
         models.parent = RemoteParent(self._wire, spec["number"])
         for name, source in spec["models"].items():
             if is_remote(source):

@@ -43,6 +43,7 @@ from hotbed.serving.protocol.bodies import (
 )
 from hotbed.serving.protocol.inputs import HeadCache, InputHead, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import (
+    REQUEST_ID,
     answer_parameters,
     check_load,
     check_tensor_parameters,
@@ -151,7 +152,8 @@ class InferCall:
 class InferenceService:
     """The calls of the protocol.
 
-    Each takes and returns a message of `MESSAGES`; `_infer` takes the bytes of its message.
+    Each takes and returns a message of `MESSAGES`; `_infer` takes the bytes of its message, and the
+    context of its call.
     """
 
     def __init__(self, models: Models) -> None:
@@ -168,17 +170,17 @@ class InferenceService:
             "ModelMetadata": self._metadata,
             "ModelConfig": self._config,
             "ModelStatistics": self._statistics,
-            "ModelInfer": self._infer,
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
         # Requests are received as bytes, which are checked before they are decoded.
-        handlers = {}
+        answers: dict[str, UnaryHandler] = {"ModelInfer": self._infer}
         for name, call in calls.items():
             request = MESSAGES[f"{name}Request"]
-            decode = bytes if name == "ModelInfer" else partial(_decode_call, request)
-            answer = unary_handler(call, request, decode)
+            answers[name] = unary_handler(call, request, partial(_decode_call, request))
+        handlers = {}
+        for name, answer in answers.items():
             write = MESSAGES[f"{name}Response"].SerializeToString
             handlers[name] = grpc.unary_unary_rpc_method_handler(answer, None, write)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -231,12 +233,20 @@ class InferenceService:
         await asyncio.wrap_future(model.aside.submit(models.unload, model.name))
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
-    async def _infer(self, data: bytes) -> Any:
+    async def _infer(self, data: bytes, context: Any) -> Any:
+        try:
+            return await self._scored(data, context)
+        except Exception as error:
+            await abort_with(error, MESSAGES["ModelInferRequest"], context)
+
+    async def _scored(self, data: bytes, context: Any) -> Any:
+        """Return the answer to the bytes of a ModelInferRequest."""
         started = time.perf_counter()
         meters = self._models.meters
         call = await self._models.readers.read(len(data), partial(self._read, data))
         request = call.head
         name = request.model_name
+        request_id = self._request_id(request.id, context)
 
         def decode(served: ServedVersion) -> DecodedRequest[Any]:
             bounds = served.bounds
@@ -248,7 +258,7 @@ class InferenceService:
             tensors = call.packed or self._tensors(call)
             candidates = served.inputs.columns(tensors, bounds)
             write = partial(_write_answer, request)
-            return DecodedRequest(candidates, write, name, request.model_version)
+            return DecodedRequest(candidates, write, name, request.model_version, request_id)
 
         try:
             model = self._models.named(name, request.model_version)
@@ -259,6 +269,15 @@ class InferenceService:
             raise
         meters.ended(name, "grpc", started)
         return response
+
+    def _request_id(self, named: str, context: Any) -> str:
+        """Return the name of a request in the log, and send it back; "" if nothing is logged."""
+        if self._models.request_ids is None:
+            return ""
+        metadata = dict(context.invocation_metadata() or ())
+        request_id = self._models.request_id(metadata.get(REQUEST_ID, ""), named)
+        context.set_trailing_metadata(((REQUEST_ID, request_id),))
+        return request_id
 
     def _read(self, data: bytes) -> InferCall:
         """Return a ModelInferRequest in which no values are decoded."""

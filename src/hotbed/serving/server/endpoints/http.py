@@ -26,7 +26,7 @@ from hotbed.errors import (
     ServingError,
     Unauthorized,
 )
-from hotbed.serving.protocol.offered import check_load, server_metadata
+from hotbed.serving.protocol.offered import REQUEST_ID, check_load, server_metadata
 from hotbed.serving.protocol.rest import (
     HEADER_LENGTH,
     InferRequest,
@@ -214,11 +214,14 @@ class Api(App):
         started = time.perf_counter()
         meters = self._models.meters
         length = request.headers.get(HEADER_LENGTH.lower())
+        request_id = request.headers.get(REQUEST_ID, "")
 
         def decode(served: ServedVersion) -> DecodedRequest[HttpResponse]:
             infer = self._reader.read(request.body, length, served.bounds)
             candidates = served.inputs.columns(infer.tensors, served.bounds)
-            return DecodedRequest(candidates, partial(_write_scores, infer, name), name, version)
+            known_as = self._models.request_id(request_id, infer.id)
+            write = partial(_write_scores, infer, name, known_as)
+            return DecodedRequest(candidates, write, name, version, known_as)
 
         try:
             num_bytes = self._reader.decoded_bytes(request.body, length)
@@ -295,11 +298,14 @@ def _call_bytes() -> int:
     return _BODY_BYTES
 
 
-def _write_scores(request: InferRequest, name: str, scores: Scores) -> HttpResponse:
+def _write_scores(
+    request: InferRequest, name: str, request_id: str, scores: Scores
+) -> HttpResponse:
     body, head_bytes = write_answer(request, name, scores)
+    headers = {REQUEST_ID: request_id} if request_id else {}
     if head_bytes is None:
-        return HttpResponse(200, body)
-    headers = {HEADER_LENGTH: str(head_bytes)}
+        return HttpResponse(200, body, headers=headers)
+    headers[HEADER_LENGTH] = str(head_bytes)
     return HttpResponse(200, body, "application/octet-stream", headers)
 
 

@@ -54,13 +54,15 @@ class ServedVersion:
 class DecodedRequest(Generic[T]):
     """The candidates of a request, and a function that turns their scores into an answer.
 
-    `model` and `version`: as the client names them; "" = any version.
+    `model` and `version`: as the client names them; "" = any version. `request_id`: the name of the
+    request in the log; "" = it is not logged.
     """
 
     candidates: Candidates
     write: Callable[[Scores], T]
     model: str = ""
     version: str = ""
+    request_id: str = ""
 
 
 class QueuedRequest:
@@ -78,6 +80,7 @@ class QueuedRequest:
         self.size = max(1, self.num_rows)
         self.columns = decoded.candidates.columns
         self.context = decoded.candidates.context
+        self.request_id = decoded.request_id
         self._decoded = decoded
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.queued = time.perf_counter()
@@ -93,6 +96,10 @@ class QueuedRequest:
         num_values = sum(map(_values_of, self.columns.values()))
         return num_values + self.num_rows * sum(map(_values_of, self.context.values()))
 
+    def takes(self, scores: Scores) -> bool:
+        """Whether the request may be answered with scores of their version."""
+        return self._decoded.version in ("", str(scores.version))
+
     def resolve(self, scores: Scores | Exception) -> None:
         """Set the result of the future, unless it is done; called on its loop."""
         if self.future.done():
@@ -101,7 +108,7 @@ class QueuedRequest:
         try:
             if isinstance(scores, Exception):
                 raise scores
-            if decoded.version and decoded.version != str(scores.version):
+            if not self.takes(scores):
                 raise NotServed(
                     f"model {decoded.model!r}: version {decoded.version} was replaced, got "
                     f"{scores.version}. Send the request again."
@@ -133,6 +140,7 @@ class QueuedRequest:
 
 Decode: TypeAlias = Callable[[ServedVersion], DecodedRequest[T]]
 """Decodes a request for the version that is served."""
+Scored: TypeAlias = tuple[QueuedRequest, Scores]
 Result: TypeAlias = tuple[QueuedRequest, Scores | Exception]
 
 
@@ -164,8 +172,8 @@ class Batcher:
             answer mixes two versions.
         limits: size and wait of a batch, and size of the queue.
         readers: threads that decode long requests.
-        scored: called after each batch with its requests and their scores, and when scoring started
-            and ended (`time.perf_counter`).
+        scored: called after each batch with the version that scored it, its requests and their
+            scores, and when scoring started and ended (`time.perf_counter`).
         on_loop: whether requests may be scored on the loop; False if scoring may wait for rows.
     """
 
@@ -174,7 +182,7 @@ class Batcher:
         served: Callable[[], ServedVersion],
         limits: ServerLimits,
         readers: Readers,
-        scored: Callable[[Sequence[QueuedRequest], Sequence[Scores], float, float], None],
+        scored: Callable[[ServedVersion, Sequence[Scored], float, float], None],
         on_loop: bool = True,
     ) -> None:
         self._served = served
@@ -328,12 +336,13 @@ class Batcher:
                 return False
         return True
 
-    def _score(self, batch: list[QueuedRequest]) -> list[Result]:
+    def _score(self, batch: list[QueuedRequest]) -> Sequence[Result]:
         """Score a batch; if that fails, each request of it by itself."""
         started = time.perf_counter()
         processor_started = time.thread_time()
         try:
-            session = self._served().session
+            served = self._served()
+            session = served.session
             waited = started - batch[0].queued  # the first that came
             if len(batch) == 1:
                 request = batch[0]
@@ -346,11 +355,12 @@ class Batcher:
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
-        self._scored(batch, scores, started, time.perf_counter())
+        results = list(zip(batch, scores, strict=True))
+        self._scored(served, results, started, time.perf_counter())
         seconds = time.thread_time() - processor_started
         row_seconds = seconds / sum([request.size for request in batch])
         self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
-        return list(zip(batch, scores, strict=True))
+        return results
 
 
 def _resolve_all(results: Sequence[Result]) -> None:

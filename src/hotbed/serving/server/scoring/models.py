@@ -23,9 +23,11 @@ from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.protocol.inputs import ModelInputs
+from hotbed.serving.request_log.records import AnsweredRequest
+from hotbed.serving.request_log.writer import RequestIds, RequestLogWriter
 from hotbed.serving.server.meters import Meters, RequestCounts, model_status
-from hotbed.serving.server.options import ServerLimits
-from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
+from hotbed.serving.server.options import NO_LOGS, LogOptions, ServerLimits
+from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, Scored, ServedVersion
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import (
@@ -42,6 +44,7 @@ from hotbed.serving.threads import DaemonThreads
 log = logging.getLogger("hotbed.serving")
 _LOADS = 8  # threads for loads and unloads of a model, most of which wait for each other
 _READINGS = 512  # request times kept for the page
+_ROUTE = "stable"  # why a version answers: there is one
 _REMOTE_SECONDS = 1.0  # between polls of a parameter server
 
 
@@ -60,14 +63,21 @@ class Model:
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
         damage: which files of the served version are damaged; "" = none, as far as is known.
+        log: writes the requests that were answered; None = nothing does.
         outside_problem: the problem of the process that loads the model for this one.
         seconds: times of the last answered requests, in seconds.
     """
 
     def __init__(
-        self, name: str, find: Callable[[], ModelVersion], limits: ServerLimits, readers: Readers
+        self,
+        name: str,
+        find: Callable[[], ModelVersion],
+        limits: ServerLimits,
+        readers: Readers,
+        log: RequestLogWriter | None = None,
     ) -> None:
         self.name = name
+        self.log = log
         self.find = find
         self._limits = limits
         self._readers = readers
@@ -231,21 +241,46 @@ class Model:
         )
 
     def _scored(
-        self, batch: Sequence[QueuedRequest], scores: Sequence[Scores], started: float, ended: float
+        self, served: ServedVersion, batch: Sequence[Scored], started: float, ended: float
     ) -> None:
         seconds = ended - started
         self.batches += 1
         self.batch_seconds += seconds
         counts = self.counts
-        for request in batch:
+        counts.last_scored = time.time()
+        counts.scored += len(batch)
+        for request, answer in batch:
             self.rows += request.num_rows
             counts.queue_seconds += started - request.queued
             counts.compute_seconds += seconds
-        for answer in scores:
             if answer.nonfinite:
                 self._note_nonfinite(answer)
-        counts.scored += len(batch)
-        counts.last_scored = time.time()
+            if self.log is not None and request.request_id and request.takes(answer):
+                self._log(self.log, request, answer, served, ended)
+
+    def _log(
+        self,
+        log: RequestLogWriter,
+        request: QueuedRequest,
+        answer: Scores,
+        served: ServedVersion,
+        ended: float,
+    ) -> None:
+        if log.wants(request.request_id):
+            log.add(
+                AnsweredRequest(
+                    request.request_id,
+                    int(1e6 * self.counts.last_scored),
+                    ended - request.queued,
+                    request.num_rows,
+                    request.columns,
+                    request.context,
+                    answer.outputs,
+                    answer.version,
+                    served.version.digest,
+                    _ROUTE,
+                )
+            )
 
 
 class Models:
@@ -261,6 +296,10 @@ class Models:
         cache: keywords of the `EmbeddingCache` for the rows of a parameter server.
         load_seconds: after which a load that a client requests ends with an error; the version is
             served once it is read.
+        logs: the log of requests.
+
+    Attributes:
+        request_ids: makes ids for requests that have none; None = requests are not logged.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -275,7 +314,10 @@ class Models:
         reach: Callable[[str], RowStore] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
         load_seconds: float = LOAD_SECONDS,
+        logs: LogOptions = NO_LOGS,
     ) -> None:
+        self._logs = logs
+        self.request_ids = None if logs.log is None else RequestIds()
         self.limits = limits or ServerLimits()
         self.stopping = False
         self.meters = Meters(self)
@@ -325,14 +367,16 @@ class Models:
             self._add_remote(name, str(source))
         else:
             find = partial(self._find, name, source, is_followed)
-            model = Model(name, find, self.limits, self.readers)
-            self._models[name] = model
+            model = self._models[name] = self._new(name, find)
             try:
                 has_rows = self._server.find(name) is not None
                 model.serve(self._read(model, START_SECONDS if has_rows else self._load_seconds))
             except (HotbedError, OSError) as error:
                 model.failed(error)
                 self._serve_kept(model, error)
+
+    def _new(self, name: str, find: Callable[[], ModelVersion]) -> Model:
+        return Model(name, find, self.limits, self.readers, self._logs.writer(name))
 
     def _serve_kept(self, model: Model, error: Exception) -> None:
         """Serve the version that the folder of rows holds, as the source gave `error`.
@@ -378,7 +422,7 @@ class Models:
 
         `find` is called now and every `poll_seconds`.
         """
-        model = self._models[name] = Model(name, find, self.limits, self.readers)
+        model = self._models[name] = self._new(name, find)
         model.look = lambda: self._advance(model)
         try:
             model.look()
@@ -455,6 +499,15 @@ class Models:
                 model.failed(error)
             elif model.wanted and not self.stopping:
                 model.advance(reading.result())
+
+    def request_id(self, header: str, body: str) -> str:
+        """Return the name of a request: that of its header, of its body, or a new one.
+
+        Without a log it is that of the header alone, and "" for none.
+        """
+        if self.request_ids is None:
+            return header
+        return header or body or self.request_ids.new()
 
     def find(self, name: str) -> Model | None:
         """Return the model of that name, or None."""
@@ -537,6 +590,8 @@ class Models:
         self._following.close()
         for model in self:
             model.close()
+            if model.log is not None:
+                model.log.close()
 
     def _add_remote(self, name: str, source: str) -> None:
         parts = urlsplit(source)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answered requests as rows, one for each candidate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.connectors.request_log import FORMAT, OWN_COLUMNS, own_name
+from hotbed.frozen import RowArray
+from hotbed.serving.protocol.tensors import ColumnValues
+
+_HASH_BYTES = 8
+_VALUE_BYTES = 8
+
+
+@dataclass(slots=True)
+class AnsweredRequest:
+    """A request and its scores.
+
+    Attributes:
+        request_id: the client's name of it, or one that the server made.
+        time: Unix time of the answer, in microseconds.
+        latency: seconds from the decoded request to its scores.
+        num_rows: number of candidates, n.
+        columns: raw columns [n] as they were scored.
+        context: raw columns [1] that hold for all candidates.
+        outputs: scores by label, [n] or [n, width].
+        version, digest: the version that scored.
+        route: why this version scored, such as "stable".
+        dropped: requests before this one that are not in the log.
+    """
+
+    request_id: str
+    time: int
+    latency: float
+    num_rows: int
+    columns: Mapping[str, ColumnValues]
+    context: Mapping[str, ColumnValues]
+    outputs: Mapping[str, RowArray]
+    version: int
+    digest: str
+    route: str
+    dropped: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it keeps."""
+        num_bytes = 0
+        for columns in (self.columns, self.context, self.outputs):
+            for values in columns.values():
+                num_bytes += values.nbytes
+        return num_bytes
+
+    def kind(self) -> tuple[tuple[str, str, bool], ...]:
+        """Return name and type of each column, and whether it is context."""
+        kinds = [(name, _type_of(values), False) for name, values in self.columns.items()]
+        kinds += [(name, _type_of(values), True) for name, values in self.context.items()]
+        return tuple(sorted(kinds))
+
+
+@dataclass(frozen=True)
+class Anonymity:
+    """What of a request the log does not hold.
+
+    Attributes:
+        omit: columns that are left out.
+        hash: columns of which the log holds a keyed hash, as hexadecimal text.
+        key: the key of the hash.
+    """
+
+    omit: Sequence[str] = ()
+    hash: Sequence[str] = ()
+    key: bytes = field(default=b"", repr=False)
+
+    def applied(self, name: str, values: pa.Array) -> pa.Array | None:
+        """Return what the log holds of a column; None = nothing."""
+        if name in self.omit:
+            return None
+        if name in self.hash:
+            return self._hashed(values)
+        return values
+
+    def _hashed(self, values: pa.Array) -> pa.Array:
+        """Return the hash of each value, of lists of their JSON; null of null."""
+        coded = values.dictionary_encode() if not pa.types.is_nested(values.type) else None
+        if coded is None:
+            return pa.array([self._digest(value) for value in values.to_pylist()], pa.string())
+        hashes = [self._digest(value) for value in coded.dictionary.to_pylist()]
+        return pa.array(hashes, pa.string()).take(coded.indices)
+
+    def _digest(self, value: object) -> str | None:
+        if value is None:
+            return None
+        text = json.dumps(value, default=str).encode()
+        return hashlib.blake2b(text, digest_size=_HASH_BYTES, key=self.key).hexdigest()
+
+
+WHOLE = Anonymity()
+"""Nothing is left out."""
+
+
+def alike_requests(requests: Sequence[AnsweredRequest]) -> Iterable[list[AnsweredRequest]]:
+    """Return requests, grouped by the types of their columns."""
+    kinds = defaultdict[object, list[AnsweredRequest]](list)
+    for request in requests:
+        kinds[request.kind()].append(request)
+    return kinds.values()
+
+
+def rows_of(
+    model: str, requests: Sequence[AnsweredRequest], anonymity: Anonymity
+) -> pa.RecordBatch:
+    """Return the rows of requests whose columns have the same types."""
+    first = requests[0]
+    counts = np.array([request.num_rows for request in requests])
+    places = np.repeat(np.arange(len(requests)), counts)
+    names = {*first.columns, *first.context}
+    columns = dict[str, pa.Array]()
+    for name, values in _own_columns(requests, counts, places).items():
+        columns[own_name(name, names)] = values
+    scored = {
+        name: _joined([request.outputs[name] for request in requests]) for name in first.outputs
+    }
+    for label, values in scored.items():
+        name = "score" if len(scored) == 1 else f"score_{label}"
+        columns[own_name(name, names)] = values
+    for name in sorted(names):
+        if name in first.columns:
+            whole = _joined([request.columns[name] for request in requests])
+        else:
+            whole = _joined([request.context[name] for request in requests]).take(places)
+        kept = anonymity.applied(name, whole)
+        if kept is not None:
+            columns[name] = kept
+    described = {"format": FORMAT, "model": model, "inputs": sorted(names)}
+    metadata = {FORMAT: json.dumps(described)}
+    schema = pa.schema(
+        [pa.field(name, values.type) for name, values in columns.items()], metadata=metadata
+    )
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+
+def _own_columns(
+    requests: Sequence[AnsweredRequest], counts: np.ndarray, places: np.ndarray
+) -> dict[str, pa.Array]:
+    """Return the columns that the log adds to those of the request, but its scores."""
+    starts = np.cumsum(counts) - counts
+    positions = np.arange(len(places)) - starts[places]
+    dropped = np.zeros(len(places), np.int64)
+    dropped[starts] = [request.dropped for request in requests]
+    times = pa.array([request.time for request in requests], pa.timestamp("us", "UTC"))
+    values = {
+        "request_id": pa.array([request.request_id for request in requests]).take(places),
+        "position": pa.array(positions),
+        "version": pa.array(np.array([request.version for request in requests])[places]),
+        "digest": pa.array([request.digest for request in requests]).take(places),
+        "route": pa.array([request.route for request in requests]).take(places),
+        "served_at": times.take(places),
+        "latency": pa.array(np.array([request.latency for request in requests])[places]),
+        "dropped": pa.array(dropped),
+    }
+    assert values.keys() == set(OWN_COLUMNS)
+    return values
+
+
+def _joined(parts: Iterable[ColumnValues]) -> pa.Array:
+    """Return columns of several requests, which have one type, as one."""
+    parts = list(parts)
+    if not isinstance(parts[0], np.ndarray):
+        return pa.concat_arrays(parts)
+    values = np.concatenate(parts)
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = pa.array(values.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _type_of(values: ColumnValues) -> str:
+    if isinstance(values, np.ndarray):
+        return values.dtype.str
+    return str(values.type)

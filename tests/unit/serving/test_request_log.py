@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request log: what was asked and answered, read back, scored again and joined."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.serving.request_log.folder import LogFolder, PartLimits
+from hotbed.serving.request_log.records import Anonymity, AnsweredRequest, alike_requests, rows_of
+from hotbed.serving.request_log.writer import RequestLogWriter
+from hotbed.serving.server.options import LogOptions
+from hotbed.serving.server.scoring.models import Models
+from hotbed.testing import Broker
+
+from .conftest import Running, Workers, draw, wait_for
+from .test_http import KINDS, ask, body
+
+LIMITS = PartLimits(1 << 20, 100.0, 1 << 30)
+SOON = {"log_flush_seconds": 0.02, "log_part_seconds": 0.1}
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all closed parts, with the columns of each."""
+    rows = []
+    for part in sorted(folder.glob("*.parquet")):
+        for batch, _ in hb.sources.Parquet(part).read():
+            rows += batch.to_pylist()
+    return rows
+
+
+def request(name: str = "r", columns: Any = None, n: int = 1, **changes: Any) -> AnsweredRequest:
+    known: dict[str, Any] = {
+        "request_id": name,
+        "time": 1,
+        "latency": 0.5,
+        "num_rows": n,
+        "columns": {"item": np.arange(n)} if columns is None else columns,
+        "context": {},
+        "outputs": {"y": np.linspace(0, 1, n, dtype=np.float32)},
+        "version": 3,
+        "digest": "d",
+        "route": "stable",
+    }
+    return AnsweredRequest(**{**known, **changes})
+
+
+@pytest.fixture
+def logging(exported: Path, tmp_path: Path) -> Iterator[Running]:
+    models = Models(hb.ParameterServer(), logs=LogOptions(str(tmp_path / "log"), **SOON))
+    models.add("m", exported)
+    running = Running(exported, models=models)
+    yield running
+    running.close()
+
+
+def stock_tensors(client: Any, columns: dict[str, Any], **how: Any) -> list[Any]:
+    tensors = []
+    for name, values in columns.items():
+        array = np.array(values, object) if KINDS[name] == "BYTES" else np.asarray(values)
+        tensors.append(client.InferInput(name, list(array.shape), KINDS[name]))
+        tensors[-1].set_data_from_numpy(array, **how)
+    return tensors
+
+
+def test_a_logged_row_scores_again_to_the_same_bits(
+    logging: Running, session: Any, tmp_path: Path
+) -> None:
+    asked = draw(30, 7)
+    answers: dict[str, Any] = {}
+    with http_client.InferenceServerClient(logging.http) as client:
+        for binary in (True, False):
+            tensors = stock_tensors(http_client, asked, binary_data=binary)
+            headers = {"X-Request-Id": f"rest-{binary}"}
+            answer = client.infer("m", tensors, headers=headers, request_id="of the body")
+            answers[f"rest-{binary}"] = answer.as_numpy(answer.get_response()["outputs"][0]["name"])
+    with grpc_client.InferenceServerClient(logging.grpc) as client:
+        tensors = stock_tensors(grpc_client, asked)
+        answer = client.infer("m", tensors, request_id="of gRPC")
+        answers["of gRPC"] = answer.as_numpy(answer.get_response().outputs[0].name)
+    context = {**body(), "inputs": [*body()["inputs"][1:], {**body()["inputs"][0]}]}
+    context["inputs"][-1] |= {"shape": [1], "data": [5]}
+    _, headers, data = ask(logging.http, "POST", "/v2/models/m/infer", context)
+    answers[headers["x-request-id"]] = json.loads(data)["outputs"][0]["data"]
+    folder = tmp_path / "log" / "m"
+    wait_for(lambda: {row["request_id"] for row in read_log(folder)} == answers.keys(), "all")
+    rows = read_log(folder)
+    for name, scores in answers.items():
+        mine = [row for row in rows if row["request_id"] == name]
+        assert [row["position"] for row in mine] == list(range(len(scores)))
+        assert [row["score"] for row in mine] == [float(np.float32(score)) for score in scores]
+        again = session.predict({key: [row[key] for row in mine] for key in KINDS})
+        assert [row["score"] for row in mine] == again.tolist(), name
+    served = session.model
+    assert {(row["version"], row["digest"]) for row in rows} == {(served.version, served.digest)}
+    assert {row["route"] for row in rows} == {"stable"}
+
+
+VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.string(): st.text(max_size=3),
+    pa.binary(): st.binary(max_size=3),
+    pa.bool_(): st.booleans(),
+    pa.timestamp("us"): st.integers(0, 2**50),
+    pa.large_list(pa.int64()): st.lists(st.integers(-9, 9), max_size=3),
+    pa.large_list(pa.string()): st.lists(st.text(max_size=2), max_size=3),
+    pa.null(): st.none(),
+}
+
+
+@st.composite
+def columns(draw: Callable[[Any], Any]) -> list[tuple[int, dict[str, pa.Array], dict[str, Any]]]:
+    """Requests of several kinds: number of candidates, columns and context."""
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        n = draw(st.integers(1, 3))
+        sides: list[dict[str, pa.Array]] = []
+        for prefix, rows in (("a", n), ("b", 1)):
+            side = {}
+            for number in range(draw(st.integers(1, 2))):
+                kind = draw(st.sampled_from(list(VALUES)))
+                values = draw(st.lists(st.none() | VALUES[kind], min_size=rows, max_size=rows))
+                side[f"{prefix}{number}"] = pa.array(values, kind)
+            sides.append(side)
+        requests.append((n, *sides))
+    return requests
+
+
+@given(columns())
+def test_every_kind_of_column_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[Any]
+) -> None:
+    root = tmp_path_factory.mktemp("log")
+    folder = LogFolder(root, "a/b", LIMITS)
+    answered = [
+        request(str(number), columns, n, context=context)
+        for number, (n, columns, context) in enumerate(requests)
+    ]
+    for alike in alike_requests(answered):
+        folder.append(rows_of("a/b", alike, Anonymity()))
+    folder.close()
+    found: dict[str, list[Any]] = {}
+    for part in folder.path.glob("*.parquet"):
+        table = pa.parquet.read_table(part)
+        for row in table.to_pylist():
+            found.setdefault(row["request_id"], []).append((row, table.schema))
+    for number, (n, columns, context) in enumerate(requests):
+        rows = found.pop(str(number))
+        assert len(rows) == n
+        for name, values in {**columns, **context}.items():
+            expected = values if name in columns else pa.concat_arrays([values] * n)
+            kind = rows[0][1].field(name).type
+            back = pa.array([row[name] for row, _ in rows], kind)
+            assert kind == values.type
+            assert str(back) == str(expected)  # NaN is NaN
+    assert not found
+
+
+def test_a_column_of_the_log_takes_another_name_than_an_input() -> None:
+    rows = rows_of("m", [request(columns={"position": np.array([7])})], Anonymity())
+    assert rows["position"].to_pylist() == [7]
+    assert rows["served_position"].to_pylist() == [0]
+
+
+def test_columns_are_omitted_or_hashed_by_a_key() -> None:
+    columns = {"user": np.array([5, 6, 5]), "email": pa.array(["a", None, "b"]), "ip": np.arange(3)}
+    hidden = Anonymity(omit=["ip"], hash=["user", "email"], key=b"k" * 16)
+    rows = rows_of("m", [request(columns=columns, n=3)], hidden)
+    other = rows_of("m", [request(columns=columns, n=3)], Anonymity(hash=["user"], key=b"q" * 16))
+    assert "ip" not in rows.schema.names
+    users = rows["user"].to_pylist()
+    assert users[0] == users[2] != users[1]
+    assert rows["email"].to_pylist()[1] is None
+    assert users != other["user"].to_pylist()
+
+
+def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) -> None:
+    gone = LogFolder(tmp_path, "m", LIMITS)
+    gone.append(rows_of("m", [request("whole")], Anonymity()))
+    living = LogFolder(tmp_path, "m", LIMITS)  # does not touch what is still written
+    assert read_log(living.path) == []
+    gone.append(rows_of("m", [request("torn")], Anonymity()))
+    (part,) = gone._parts.values()
+    part.leave()
+    part.path.write_bytes(part.path.read_bytes()[:-9])  # as a kill in a write leaves it
+    living.recover()
+    assert [row["request_id"] for row in read_log(living.path)] == ["whole"]
+    assert [path.suffix for path in living.path.iterdir()] == [".parquet"]
+
+
+def test_the_oldest_parts_go_beyond_the_bytes_of_a_log(tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path, "m", PartLimits(1, 100.0, 12_000))
+    for number in range(6):
+        folder.append(rows_of("m", [request(str(number))], Anonymity()))
+        folder.rotate()
+    kept = [row["request_id"] for row in read_log(folder.path)]
+    assert kept == [str(number) for number in range(6 - len(kept), 6)]
+    assert 0 < len(kept) < 6
+
+
+class Gate:
+    """A sink that waits, or fails, until it is told not to."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.failing = False
+        self.rows = list[dict[str, Any]]()
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        self.open.wait(20)
+        if self.failing:
+            raise OSError(28, "No space left on device")
+        self.rows += rows.to_pylist()
+
+    def rotate(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_every_request_is_in_the_log_or_counted_there(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    size = request(n=10).num_bytes
+    writer = RequestLogWriter("m", lambda: gate, queue_bytes=20 * size, flush_seconds=0.01)
+    for number in range(100):  # the sink hangs: the queue is full after some
+        writer.add(request(str(number), n=10))
+    assert writer.dropped > 0
+    gate.failing = True
+    gate.open.set()
+    wait_for(lambda: writer.logged + writer.dropped == 100, "all fail")
+    assert writer.logged == 0
+    gate.failing = False
+    writer.add(request("last"))
+    writer.close()
+    assert [(row["request_id"], row["dropped"]) for row in gate.rows] == [("last", 100)]
+    assert "requests are dropped and counted" in caplog.text
+
+
+def test_a_sample_is_chosen_by_the_id_of_the_request() -> None:
+    writer = RequestLogWriter("m", Gate, sample=0.25)
+    names = [f"request-{number}" for number in range(4000)]
+    chosen = {name for name in names if writer.wants(name)}
+    again = {name for name in names if writer.wants(name)}
+    writer.close()
+    assert chosen == again
+    assert 900 < len(chosen) < 1100
+
+
+def test_a_hash_needs_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="log_hash: needs a key"):
+        LogOptions(str(tmp_path), log_hash=["user"])
+    (tmp_path / "key").write_text("short")
+    with pytest.raises(ConfigError, match="needs 16 to 64 bytes, got 5"):
+        LogOptions(str(tmp_path), log_key_file=str(tmp_path / "key"))
+
+
+def test_a_killed_worker_loses_no_flushed_request(exported: Path, tmp_path: Path) -> None:
+    settings = [f"log={tmp_path / 'log'}", "log_flush_seconds=0.02", "log_part_seconds=60"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    server = Workers(f"m={exported}", *options)
+    for number in range(40):
+        headers = {"X-Request-Id": str(number)}
+        assert ask(server.http, "POST", "/v2/models/m/infer", body(), headers)[0] == 200
+    folder = tmp_path / "log" / "m"
+    wait_for(lambda: _flushed(folder) == 40, "all are flushed")
+    for worker in server.children:
+        os.kill(worker, signal.SIGKILL)
+    assert server.stop() in (0, -signal.SIGKILL)
+    LogFolder(tmp_path / "log", "m", LIMITS)
+    rows = read_log(folder)
+    assert {row["request_id"] for row in rows} == {str(number) for number in range(40)}
+    assert len(rows) == 40 * 3
+
+
+def _flushed(folder: Path) -> int:
+    names = set()
+    for part in folder.glob(".open-*"):
+        try:
+            with pa.ipc.open_stream(part.read_bytes()) as stream:
+                for batch in stream:
+                    names |= set(batch["request_id"].to_pylist())
+        except pa.ArrowInvalid:  # is being written
+            continue
+    return len(names)
+
+
+def test_a_join_of_the_log_with_clicks_is_that_of_a_dict(tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    seed = np.random.default_rng(0)
+    clicks = sorted({(str(number), int(item)) for number, item in seed.integers(0, 20, (80, 2))})
+    for number in range(20):
+        shown = request(str(number), n=20, time=1_000_000 * number)
+        folder.append(rows_of("m", [shown], Anonymity()))
+        folder.rotate()
+    folder.close()
+    times = pa.array([1_000_000 * (int(name) + 1) for name, _ in clicks], pa.timestamp("us", "UTC"))
+    clicked = {"request_id": [name for name, _ in clicks], "item": [item for _, item in clicks]}
+    join = hb.sources.Join(
+        hb.sources.RequestLog(folder.path, follow=False),
+        hb.sources.Memory(pa.table({**clicked, "served_at": times})),
+        on=["request_id", "item"],
+        within=10,
+        time="served_at",
+        unit="us",
+    )
+    labels = {}
+    for rows, _ in join.read():
+        for row in rows.to_pylist():
+            labels[row["request_id"], row["item"]] = row["label"]
+    closed = [(str(number), item) for number in range(10) for item in range(20)]
+    assert labels == {each: int(each in clicks) for each in closed}
+    assert 0 < sum(labels.values()) < len(labels)
+
+
+def test_a_topic_holds_the_log() -> None:
+    with Broker() as broker:
+        where = f"kafka://{broker.servers}/shown"
+        broker.create("shown.m")
+        options = LogOptions(where, log_flush_seconds=0.01)
+        writer = options.writer("m")
+        assert writer is not None
+        for number in range(3):
+            writer.add(request(str(number), n=2))
+        writer.close()
+        assert (writer.logged, writer.dropped) == (3, 0)
+        rows = []
+        for batch, _ in hb.sources.RequestLog(f"{where}.m").read():
+            rows += [(row["request_id"], row["position"]) for row in batch.to_pylist()]
+            if len(rows) == 6:
+                break
+    assert rows == [(str(number), place) for number in range(3) for place in range(2)]
+
+
+def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path, "m", PartLimits(1, 100.0, 1 << 30))
+    rows = list[str]()
+    reading = hb.sources.RequestLog(folder.path).read()
+    for number in range(3):
+        folder.append(rows_of("m", [request(str(number))], Anonymity()))
+        folder.rotate()
+        while len(rows) <= number:
+            batch, _ = next(reading)
+            rows += [row["request_id"] for row in batch.to_pylist()]
+    assert rows == ["0", "1", "2"]
+
+
+def test_a_topic_has_no_end() -> None:
+    with pytest.raises(ConfigError, match="a topic has no end"):
+        hb.sources.RequestLog("kafka://localhost:9092/shown", follow=False)
+    with pytest.raises(ConfigError, match="needs a server and a topic"):
+        hb.sources.RequestLog("kafka://localhost:9092")
