@@ -27,7 +27,13 @@ from hotbed.cli import commands as cli
 from hotbed.job.file import override, parse_value
 from hotbed.job.run import train
 from hotbed.prepare import Preparation, prepare
-from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
+from hotbed.serving.server.options import (
+    LogOptions,
+    Options,
+    RemoteOptions,
+    RowsOptions,
+    ServerLimits,
+)
 from hotbed.training import publishing
 
 pytestmark = pytest.mark.slow
@@ -317,10 +323,14 @@ def test_keys_of_the_servers_are_those_of_their_pages() -> None:
         "serve": {"host", "port", "grpc_port", "token_file"},
         "parameter-server": {"host", "port", "token_file", "rows"},
     }
-    kinds = {"serve": (Options, ServerLimits, RemoteOptions), "parameter-server": (RowsOptions,)}
+    kinds = {
+        "serve": (Options, ServerLimits, RemoteOptions, LogOptions),
+        "parameter-server": (RowsOptions,),
+    }
+    pages = ("serving_server.md", "serving_rows.md", "request_log.md")
     tables = re.findall(
         r"^\| key(?: of `hotbed ([\w-]+)`)? \|.*\n((?:\|.*\n)+)",
-        PAGES["serving_server.md"].read_text() + PAGES["serving_rows.md"].read_text(),
+        "".join(PAGES[page].read_text() for page in pages),
         re.MULTILINE,
     )
     for verb, options in kinds.items():

@@ -18,7 +18,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from hotbed.serving.server.endpoints import grpc as endpoint
-from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE, Gate, InferenceService
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE, InferenceService
+from hotbed.serving.server.endpoints.grpc_server import Gate
 from hotbed.serving.server.tokens import Tokens
 
 from .conftest import Running, draw

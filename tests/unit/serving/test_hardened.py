@@ -30,7 +30,7 @@ from hotbed.serving.main import models_of
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.protocol.rest import RequestReader
-from hotbed.serving.server.endpoints.grpc import grpc_status
+from hotbed.serving.server.endpoints.grpc_server import grpc_status
 from hotbed.serving.server.endpoints.http import http_status
 from hotbed.serving.server.options import Options, RowsOptions, ServerLimits
 from hotbed.serving.stores.following import Following

@@ -136,9 +136,9 @@ def rows_of(
             whole = _joined([request.columns[name] for request in requests])
         else:
             whole = _joined([request.context[name] for request in requests]).take(places)
-        kept = anonymity.applied(name, whole)
-        if kept is not None:
-            columns[name] = kept
+        shown = anonymity.applied(name, whole)
+        if shown is not None:
+            columns[name] = shown
     described = {"format": FORMAT, "model": model, "inputs": sorted(names)}
     metadata = {FORMAT: json.dumps(described)}
     schema = pa.schema(

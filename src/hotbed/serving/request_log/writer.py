@@ -181,12 +181,22 @@ class RequestLogWriter:
 
 
 class RequestIds:
-    """Makes ids of requests that no other process makes."""
+    """Names requests.
 
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(_PREFIX_BYTES)
+    Attributes:
+        is_logging: whether a log needs a name for each of them.
+    """
+
+    def __init__(self, *, is_logging: bool) -> None:
+        self.is_logging = is_logging
+        self._prefix = secrets.token_hex(_PREFIX_BYTES)  # no other process has it
         self._numbers = itertools.count()
 
-    def new(self) -> str:
-        """Return an id."""
-        return f"{self._prefix}-{next(self._numbers):x}"
+    def name(self, header: str, body: str) -> str:
+        """Return the name in the header of a request; "" = it has none.
+
+        A log takes the name in its body instead, or a new one.
+        """
+        if not self.is_logging:
+            return header
+        return header or body or f"{self._prefix}-{next(self._numbers):x}"

@@ -72,7 +72,6 @@ class MeasuredModel(Protocol):
     name: str
     cache: EmbeddingCache | None
     counts: RequestCounts
-    log: MeasuredLog | None
     seconds: deque[float]
     swaps: int
     problems: int
@@ -82,6 +81,8 @@ class MeasuredModel(Protocol):
     problem: str
     damage: str
 
+    @property
+    def log(self) -> MeasuredLog | None: ...
     @property
     def served(self) -> ServedModelVersion | None: ...
     @property

@@ -24,7 +24,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from hotbed.serving.server.endpoints.grpc import GrpcServer
+    from hotbed.serving.server.endpoints.grpc_server import GrpcServer
 
 log = logging.getLogger("hotbed.serving")
 _LAST_SECONDS = 30

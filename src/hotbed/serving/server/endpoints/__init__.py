@@ -4,6 +4,7 @@
 http.py          the routes of REST: inference, metrics, status and a page
 connection.py    HTTP/1.1 by uvicorn, with limits of time and size
 relay.py         connections of gRPC clients, before the library
+grpc_server.py   a gRPC server of any service
 grpc.py          the Open Inference Protocol over gRPC
 triton.py        calls of Triton's tools outside the Open Inference Protocol
 rows_service.py  the parameter server: versions and rows over gRPC

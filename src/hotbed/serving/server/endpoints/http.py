@@ -219,7 +219,7 @@ class Api(App):
         def decode(served: ServedVersion) -> DecodedRequest[HttpResponse]:
             infer = self._reader.read(request.body, length, served.bounds)
             candidates = served.inputs.columns(infer.tensors, served.bounds)
-            known_as = self._models.request_id(request_id, infer.id)
+            known_as = self._models.request_ids.name(request_id, infer.id)
             write = partial(_write_scores, infer, name, known_as)
             return DecodedRequest(candidates, write, name, version, known_as)
 

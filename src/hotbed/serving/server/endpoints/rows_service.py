@@ -26,7 +26,7 @@ from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, open_listener
 from hotbed.serving.rows import ServedTable
-from hotbed.serving.server.endpoints.grpc import (
+from hotbed.serving.server.endpoints.grpc_server import (
     STREAMS,
     GrpcService,
     UnaryHandler,

@@ -299,7 +299,7 @@ class Models:
         logs: the log of requests.
 
     Attributes:
-        request_ids: makes ids for requests that have none; None = requests are not logged.
+        request_ids: names the requests.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -317,7 +317,7 @@ class Models:
         logs: LogOptions = NO_LOGS,
     ) -> None:
         self._logs = logs
-        self.request_ids = None if logs.log is None else RequestIds()
+        self.request_ids = RequestIds(is_logging=logs.log is not None)
         self.limits = limits or ServerLimits()
         self.stopping = False
         self.meters = Meters(self)
@@ -499,15 +499,6 @@ class Models:
                 model.failed(error)
             elif model.wanted and not self.stopping:
                 model.advance(reading.result())
-
-    def request_id(self, header: str, body: str) -> str:
-        """Return the name of a request: that of its header, of its body, or a new one.
-
-        Without a log it is that of the header alone, and "" for none.
-        """
-        if self.request_ids is None:
-            return header
-        return header or body or self.request_ids.new()
 
     def find(self, name: str) -> Model | None:
         """Return the model of that name, or None."""
