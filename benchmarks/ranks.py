@@ -11,6 +11,7 @@ Prints in one run, as Markdown:
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
 * ahead, stream: a step of `fit` on two processes beside one with `hb.Ahead`; and beside one of
   `online_train`, whose batches the first process sends, on one process and on two; in turn.
+* score: a batch of `evaluate` on one process and on two, and CPU time of the first one.
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
 * save: MiB/s of one process and of two that save such a table to one disk, in turn.
@@ -41,7 +42,18 @@ from typing import Any
 import numpy as np
 
 NUM_BATCHES = 8
-SECTIONS = ("messages", "bytes", "speed", "ahead", "stream", "tables", "rows", "save", "torchrec")
+SECTIONS = (
+    "messages",
+    "bytes",
+    "speed",
+    "ahead",
+    "stream",
+    "score",
+    "tables",
+    "rows",
+    "save",
+    "torchrec",
+)
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "DCNv2, 3 cross, 3x400": ("DCNv2", {"num_cross_layers": 3, "hidden": [400, 400, 400]}),
     "WideDeep, 64-32": ("WideDeep", {"hidden": [64, 32]}),
@@ -168,6 +180,7 @@ def work(job: Job) -> None:
         "fit": lambda steps: fitted(model, batches, steps, 0),
         "ahead": lambda steps: fitted(model, batches, steps, 2),
         "stream": lambda steps: streamed(model, batches, steps),
+        "score": lambda steps: scored(model, batches, steps),
         "count": lambda steps: counted(model, batches, steps, POLICIES[job.policies][1]),
         "grow": lambda steps: grown(model, job, steps),
         "save": lambda steps: saved(model, steps),
@@ -240,6 +253,15 @@ def streamed(model: Any, batches: Sequence[Any], steps: int) -> float:
     start = time.perf_counter()
     model.online_train(data, progressive=False, progress=False)
     return 1e3 * (time.perf_counter() - start) / steps
+
+
+def scored(model: Any, batches: Sequence[Any], steps: int) -> list[float]:
+    """Return the milliseconds of a batch of `evaluate`, and those of a processor."""
+    data = [batches[step % len(batches)] for step in range(steps)]
+    start = (time.perf_counter(), time.process_time())
+    model.evaluate(data)
+    end = (time.perf_counter(), time.process_time())
+    return [1e3 * (last - first) / steps for first, last in zip(start, end, strict=True)]
 
 
 def counted(model: Any, batches: Sequence[Any], steps: int, added: int) -> dict[str, float]:
@@ -427,6 +449,24 @@ def measure_beside_fit(a: argparse.Namespace, task: str, sizes: Sequence[int]) -
         fit, other = (np.array(own) for own in times.values())
         medians = [f"{np.median(own):.1f}" for own in (fit, other)]
         print_row(network, size, *medians, spread(fit / other))
+
+
+def measure_score(a: argparse.Namespace) -> None:
+    print_head(f"network, B 4,096, G {a.grains}", "N", "ms of evaluate", "CPU ms", "beside N = 1")
+    networks = [n for n in ("DCNv2, 3 cross, 3x400", "perceptron 64-32") if a.only in n]
+    for network in networks:
+        steps = a.steps if "64-32" in network else max(1, a.steps // 5)
+        every = [Ranks(Job(network, grains=a.grains), size) for size in (1, 2)]
+        times: list[list[list[float]]] = [[], []]
+        for ranks in every:
+            ranks.ask("train", NUM_BATCHES)
+        for _ in range(a.rounds):
+            for own, ranks in zip(times, every, strict=True):
+                own.append(ranks.ask("score", steps)[0])
+        for size, ranks, own in zip((1, 2), every, map(np.array, times), strict=True):
+            ranks.end()
+            medians = [f"{median:.1f}" for median in np.median(own, axis=0)]
+            print_row(network, size, *medians, spread(np.array(times[0])[:, 0] / own[:, 0]))
 
 
 def measure_tables(a: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -544,16 +545,47 @@ def own_loop() -> Found:
     return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
 
 
+@contextmanager
+def counted_calls(kind: str) -> Iterator[list[str]]:
+    """Yield the calls of a kind that this rank makes in the block."""
+    calls: list[str] = []
+    meet = Ranks.meet
+
+    def counting(ranks: Ranks, call: Any, parts: Any) -> Any:
+        if call.kind == kind:
+            calls.append(call.kind)
+        return meet(ranks, call, parts)
+
+    with patch.object(Ranks, "meet", counting):
+        yield calls
+
+
 @quick
 def shared_out() -> Found:
-    """Ranks share out the grains of a score, also where a network draws numbers in eval mode."""
+    """Ranks share out the grains of a score, also where a network draws numbers in eval mode.
+
+    They ask once for the rows of all grains of a batch, and of both collections. Of few samples,
+    a rank may have no grain: then those that have one ask for each collection.
+    """
     model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=8)
     model.fit(list(batches([30, 20])), progress=False)
-    calls = []
-    model.network.register_forward_hook(lambda module, arguments, output: calls.append(1))
-    metrics = [model.evaluate(list(batches([40, 3, 1])))]
+    passes = []
+    model.network.register_forward_hook(lambda module, arguments, output: passes.append(1))
     ranks = world_size()
-    assert len(calls) == -(-8 // ranks) + -(-3 // ranks) + 1
+    metrics: list[Any] = [model.evaluate(list(batches([40, 3, 1])))]
+    for samples in (40, 3, 1):
+        passes.clear()
+        with counted_calls("ask") as asks:
+            metrics.append(digest(model.predict(next(batches([samples]))).tobytes()))
+        present = {g for g in range(8) if samples * g // 8 < samples * (g + 1) // 8}
+        placement = Placement(ranks, 8)
+        shares = [len(present & {*placement.grains_of(rank)}) for rank in range(ranks)]
+        if all(shares):
+            assert len(passes) == shares[int(os.environ.get("RANK", "0"))]
+        else:
+            assert len(passes) == -(-min(samples, 8) // ranks)
+        if ranks > 1:
+            assert len(asks) == (1 if all(shares) else 2 * len(passes))
     hook = model.network.register_forward_hook(
         lambda module, arguments, output: output + torch.rand(len(output))
     )
@@ -568,6 +600,46 @@ def shared_out() -> Found:
         assert torch.equal(model.network(own), every[int(os.environ.get("RANK", "0"))])
     drawn = torch.rand(3).tolist()
     return found(model, metrics=metrics, scores=scores, drawn=drawn)
+
+
+class Straying(Shared):
+    """In eval mode it looks up a collection twice, under other weights, and other ids, too."""
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores = super().forward(batch)
+        if not self.training:
+            bag = batch.ids["bag"]
+            for ids in (hb.Ids(bag.values, bag.offsets, bag.weights * 2), bag):
+                other = {**batch.ids, "bag": ids}
+                scores = scores + self.pairs.flat(replace(batch, ids=other)).sum(1)
+            other = {**batch.ids, "c": hb.Ids(batch.ids["c"].values % 7)}
+            scores = scores + self.others.flat(replace(batch, ids=other)).sum(1)
+        return scores
+
+
+class Outputs(nn.Module):
+    """An evaluation network of its own, which looks up one of the two collections."""
+
+    def __init__(self, network: Shared) -> None:
+        super().__init__()
+        self.others = network.others
+
+    def forward(self, batch: hb.Batch) -> tuple[Tensor, Tensor]:
+        return self.others.flat(batch).sum(1).sigmoid(), batch.labels["y"]
+
+
+@quick
+def scored_in_another_way() -> Found:
+    """In eval mode a network looks up what its steps do not; another network is evaluated."""
+    network = Straying({}, {})
+    model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
+    model.fit(list(batches([30, 20])), progress=False)
+    metrics = [model.evaluate(list(batches([40, 3, 1])))]
+    auc = hb.metrics.AUC().set_indexes([0, 1])
+    options = {"eval_network": Outputs(network), "grains": 8}
+    model = hb.RecModel(network, "bce", "adam", {"auc": auc}, **options)
+    metrics.append(model.evaluate(list(batches([40, 3, 1]))))
+    return found(model, metrics=metrics)
 
 
 @quick

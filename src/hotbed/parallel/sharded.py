@@ -80,7 +80,7 @@ class RankAsked:
             [ids for of_module in self.wanted.inputs for ids in of_module],
             self.wanted.time,
             self.wanted.grain_ends,
-            training=True,
+            training=self.wanted.training,
             values=self.values,
             logs=logs,
         )
@@ -215,10 +215,11 @@ class ShardedLookup(NativeLookup):
     def take(
         self, asked: Asked, grains: Sequence[Sequence[Sequence[Ids]] | None]
     ) -> list[list[Plan | None]]:
+        assert isinstance(asked, RankAsked), "this lookup was asked"
         answer = _answer_of(asked)
         self._ranks.traffic.add_sent(answer.traffic.sent_bytes, answer.traffic.messages)
         plans = self._exchange(asked).take(answer.ids, grains)
-        if self._thread is not None:
+        if self._thread is not None and asked.wanted.training:
             self._thread.go_on()
         return plans
 

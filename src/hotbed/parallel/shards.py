@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -88,15 +89,22 @@ class Shard(ABC):
         """Return whether it is true in one of the processes."""
         return here
 
-    def shared_out(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
-        """Return what `work` returns for each item; each process works on a share of them.
+    def shared_out(
+        self,
+        grains: Sequence[T | None],
+        work: Callable[[T], R],
+        ask: Callable[[range], Sequence[T]],
+    ) -> list[R]:
+        """Return what `work` returns for each grain of a batch; each process works on some of them.
 
         Args:
-            items: the same in each process.
-            work: changes nothing, and makes the same calls to other processes for each item. What
+            grains: the same in each process; None is one without samples, which is left out.
+            work: changes nothing, and makes the same calls to other processes for each grain. What
                 it returns is small.
+            ask: returns the grains of these numbers that have samples, with what it has asked the
+                other processes for. It is called if each process has such grains.
         """
-        return [work(item) for item in items]
+        return [work(grain) for grain in grains if grain is not None]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the batches of all processes to the first one, by rising partition.
@@ -170,21 +178,37 @@ class RankShard(Shard):
     def any(self, here: bool) -> bool:
         return any(self._ranks.gather_objects(here))
 
-    def shared_out(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
-        if len(items) < 2:
-            return super().shared_out(items, work)
-        first = len(items) * self.rank // self.size
-        own_items = items[first : len(items) * (self.rank + 1) // self.size]
+    def shared_out(
+        self,
+        grains: Sequence[T | None],
+        work: Callable[[T], R],
+        ask: Callable[[range], Sequence[T]],
+    ) -> list[R]:
+        every = [grain for grain in grains if grain is not None]
+        if len(every) < 2:
+            return super().shared_out(grains, work, ask)
+        own_grains: Sequence[T]
+        placed = [self._placement.grains_of(rank) for rank in range(self.size)]
+        sizes = [sum(grains[number] is not None for number in numbers) for numbers in placed]
+        if all(sizes):
+            with self._ranks.undivided():
+                own_grains = ask(placed[self.rank])
+        else:
+            ends = [len(every) * rank // self.size for rank in range(self.size + 1)]
+            sizes = [last - first for first, last in pairwise(ends)]
+            own_grains = every[ends[self.rank] : ends[self.rank + 1]]
         before = torch.get_rng_state()
-        done = [work(item) for item in own_items]
-        for _ in range(len(own_items), -(-len(items) // self.size)):
-            work(items[0])  # its calls answer those of ranks with more items
+        messages = self._ranks.traffic.messages
+        done = [work(grain) for grain in own_grains]
+        if not own_grains or self._ranks.traffic.messages > messages:
+            for _ in range(len(own_grains), max(sizes)):
+                work((own_grains or every)[0])  # its calls answer those of ranks with more grains
         is_random = not torch.equal(torch.get_rng_state(), before)
         of_ranks = self.gathered((is_random, done))
         if any(random for random, _ in of_ranks):
-            # only one after the other has each item the numbers that one process draws for it
+            # only one after the other has each grain the numbers that one process draws for it
             torch.set_rng_state(before)
-            return super().shared_out(items, work)
+            return super().shared_out(grains, work, ask)
         return [value for _, values in of_ranks for value in values]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -58,6 +58,8 @@ class Plans:
 
     Attributes:
         ids: those that are looked up, by feature.
+        training: whether modules in train mode look them up, once; else those in eval mode, which
+            may look up again what they have.
         rows_of: returns what the lookups of a forward pass take, for a network that does not call
             the modules; None = it calls them.
         error: why the ids could not be asked for; None if they were.
@@ -68,11 +70,15 @@ class Plans:
         ids: Mapping[str, Ids],
         rows_of: Callable[[Plans], Any] | None = None,
         error: Exception | None = None,
+        *,
+        training: bool = True,
     ) -> None:
         self.ids = ids
+        self.training = training
         self.rows_of = rows_of
         self.error = error
         self._shares: list[_Share] = []
+        self._whole: Plans | None = None  # of a grain; it holds the memory of the rows
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()
         self._strayed: set[PlannedModule] = set()
@@ -130,6 +136,7 @@ class Plans:
                 for grain, plan in zip(grains, of_grains, strict=True):
                     if grain is not None and plan is not None:
                         grain._plans[module] = plan
+                        grain._whole = self
 
     def join(
         self, sums: Mapping[PlannedModule, Sequence[Sums | None]]
@@ -155,7 +162,12 @@ class Plans:
         return results
 
     def take(self, module: PlannedModule, inputs: Sequence[Ids]) -> Plan | None:
-        """Return the plan of `module` for these inputs, or None; a plan is taken once."""
+        """Return the plan of `module` for these inputs, or None; in train mode it is taken once."""
+        if not self.training:
+            standing = self._plans.get(module)
+            if standing is None or not standing.fits(inputs) or standing.is_weighted_anew(inputs):
+                return None  # weights that are given to its rows would stay
+            return standing
         if module in self._seen or not self._owns(module, inputs):
             self._strayed.add(module)
         self._seen.add(module)

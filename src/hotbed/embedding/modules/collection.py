@@ -91,9 +91,9 @@ class EmbeddingCollection(TableModule):
     def _pool(self, batch: Any) -> Pooled:
         inputs = self.inputs_of(batch)
         plan = None
-        if self.training and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             plans = getattr(batch, "plans", None)
-            if plans is not None:
+            if plans is not None and plans.training == self.training:
                 plan = plans.take(self, inputs)
         return self.pool(inputs, times_of(batch), plan)
 

@@ -385,12 +385,11 @@ def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> di
 
 
 def _scored_seconds(work: Workload, placement: Placement, sent: Sent) -> float:
-    """Return the seconds to score a batch: each collection asks for the rows of each grain."""
-    rounds = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
+    """Return the seconds to score a batch, of which each rank asks for its rows once."""
+    grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
     latency = float(work.latencies(sent)[:CALLS_OF_ROWS].sum())
-    in_bytes = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) - latency
-    own_seconds = work.score_seconds * rounds / placement.grains
-    return own_seconds + in_bytes + rounds * work.modules * latency
+    calls = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) + latency
+    return work.score_seconds * grains / placement.grains + calls
 
 
 def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> float:

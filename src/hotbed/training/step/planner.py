@@ -16,7 +16,7 @@ from hotbed.embedding.lookups import Plans, WantedRows
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
-from hotbed.parallel import FAULT, portable
+from hotbed.parallel import FAULT, edits_of, portable
 from hotbed.training.step.example import Example
 from hotbed.training.step.network import BatchLookups, NetworkLookups, adapter_of
 
@@ -186,6 +186,53 @@ def asked_by_grains(
         WantedRows(times_of(batch), True, queue, batch.grain_ends, values),
     )
     return plans
+
+
+def asked_together(
+    network: Any, batch: Batch | None, grains: Sequence[Example | None], numbers: range
+) -> list[Example]:
+    """Return the grains of these numbers, with plans for the collections of a network in eval mode.
+
+    Their rows are asked for in one question. What else the network looks up, it asks for itself.
+
+    Args:
+        network: that scores them, or another callable.
+        batch: that they divide.
+        grains: of the batch; None = without samples.
+        numbers: of the grains that this process scores.
+    """
+    assert batch is not None, "the loop divides batches"
+    collections = _collections_of(network, batch)
+    tables = [table for collection in collections for table in collection.tables]
+    own_grains = [grain if number in numbers else None for number, grain in enumerate(grains)]
+    shares = [
+        None if grain is None else Plans(grain.looked_up.ids, training=False)
+        for grain in own_grains
+    ]
+    plans = Plans(batch.ids, training=False)
+    agreed = partial(edits_of, tables)
+    plans.ask(collections, WantedRows(training=False, grain_ends=batch.grain_ends, agreed=agreed))
+    plans.divide(shares)
+    return [
+        grain.planned(share)
+        for grain, share in zip(own_grains, shares, strict=True)
+        if grain is not None and share is not None
+    ]
+
+
+def _collections_of(network: Any, batch: Batch) -> list[EmbeddingCollection]:
+    """Return collections of a network over the ids of a batch; no two have the same table."""
+    if not isinstance(network, nn.Module) or adapter_of(network) is not None:
+        return []
+    collections = []
+    tables: set[str] = set()
+    for module in table_modules(network):
+        names = {table.name for table in module.tables}
+        has_ids = all(feature.name in batch.ids for feature in module.features)
+        if isinstance(module, EmbeddingCollection) and has_ids and not names & tables:
+            collections.append(module)
+            tables |= names
+    return collections
 
 
 def _agreed_in(example: Example, agreed: Agreed) -> Mapping[str, Any]:

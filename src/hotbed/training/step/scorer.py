@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from hotbed.optim.precision import AmpPrecision
 from hotbed.parallel import WHOLE, Shard
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example, misfits_named
+from hotbed.training.step.planner import asked_together
 
 LOSS = "loss"
 ALL = slice(None)
@@ -141,10 +143,13 @@ class Scorer:
 
         Ranks share them out. `labelled`: whether labels are read.
         """
-        grains = [grain for grain in example.grains if grain is not None]
+        grains = example.grains
         if not labelled:
-            grains = [replace(grain, labels=None) for grain in grains]
-        return list(zip(self._shard.shared_out(grains, self.outputs), grains, strict=True))
+            grains = [None if grain is None else replace(grain, labels=None) for grain in grains]
+        network = self.network if self.eval_network is None else self.eval_network
+        ask = partial(asked_together, network, example.batch, grains)
+        scores = self._shard.shared_out(grains, self.outputs, ask)
+        return list(zip(scores, (g for g in grains if g is not None), strict=True))
 
     def settle(self) -> None:
         """Feed every metric and watcher with the example that was observed."""
