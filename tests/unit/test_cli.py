@@ -108,6 +108,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "online": ["--max-seconds", "--max-steps", "--ranks", *job],
         "evaluate": ["--ranks", *job],
         "predict": ["--out", "--ranks", "--set", "files", "what"],
+        "rescore": ["log", "model"],
         "export": ["--out", "--set", "what"],
         "serve": [
             "--grpc-port",

@@ -448,6 +448,26 @@ def parameter_server(
 
 
 @app.command()
+def rescore(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The folder of a model's request log.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An exported model, or a published version.")
+    ],
+) -> None:
+    """Score logged requests again, and compare with the logged scores, by version.
+
+    The exit code is 1 if MODEL scored some of them itself, and one of its scores differs.
+    """
+    from hotbed.cli import show
+    from hotbed.serving.main import rescore_log
+
+    versions, is_equal = rescore_log(log, model)
+    show.print_rescored(versions)
+    if not is_equal:
+        raise typer.Exit(1)
+
+
+@app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Check every file of a checkpoint and of the states it needs.
 

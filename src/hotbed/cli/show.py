@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+    from hotbed.serving.request_log.rescoring import Rescored
     from hotbed.training.columns import Tables
     from hotbed.training.watching.history import History
 
@@ -273,6 +274,19 @@ def print_predictions(predictions: Predictions) -> None:
     console.print(
         f"{predictions.num_rows:,} predictions, in the order of the source: {predictions.path}"
     )
+
+
+def print_rescored(versions: Sequence[Rescored]) -> None:
+    """Print logged scores beside those of a model, by the version that scored first."""
+    grid = Grid("version", "requests", "scores", "differ", "largest", "mean logged", "mean now")
+    for each in versions:
+        means = [
+            f"{total / max(1, each.scores):.5f}" for total in (each.logged_sum, each.model_sum)
+        ]
+        counts = [f"{count:,}" for count in (each.requests, each.scores, each.different)]
+        name = f"{each.version} ({each.digest[:12]})"
+        grid.add_row(name, *counts, f"{each.largest:.3g}", *means)
+    console.print(grid)
 
 
 def print_export(exported: Exported) -> None:

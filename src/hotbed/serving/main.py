@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotbed import config
+from hotbed.connectors.request_log import RequestLog
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.logs import log_lines
 from hotbed.persist.publish import Follower
@@ -28,7 +29,10 @@ from hotbed.serving.stores.following import Following, KeepsOn, collecting, open
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.stores.verifying import is_served, verify_served
 
-__all__ = ["is_served", "serve_models", "serve_rows", "verify_served"]
+__all__ = ["is_served", "rescore_log", "serve_models", "serve_rows", "verify_served"]
+if TYPE_CHECKING:
+    from hotbed.serving.request_log.rescoring import Rescored
+
 log = logging.getLogger("hotbed.serving")
 _SETTINGS = (Options, ServerLimits, RemoteOptions, LogOptions)
 Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions, LogOptions)
@@ -116,6 +120,21 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     with _following(followed, follow):
         server.run()
         following.close()
+
+
+def rescore_log(log: str, model: str) -> tuple[list[Rescored], bool]:
+    """Score a request log again; the command `hotbed rescore`.
+
+    Returns:
+        The comparison by version, and whether all scores of the model's own version are equal.
+    """
+    from hotbed.serving.request_log.rescoring import rescore
+    from hotbed.serving.session import InferenceSession
+
+    session = InferenceSession(model)
+    versions = rescore(RequestLog(log, follow=False), session)
+    digest = session.model.digest
+    return versions, not any(each.different for each in versions if each.digest == digest)
 
 
 def _load_each(names: Iterable[str], load: Callable[[str], None]) -> None:

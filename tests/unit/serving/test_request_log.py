@@ -18,9 +18,11 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.cli.commands import app
+from hotbed.errors import ConfigError, DataError
 from hotbed.serving.request_log.folder import LogFolder, PartLimits
 from hotbed.serving.request_log.records import Anonymity, AnsweredRequest, alike_requests, rows_of
 from hotbed.serving.request_log.writer import RequestLogWriter
@@ -365,3 +367,35 @@ def test_a_topic_has_no_end() -> None:
         hb.sources.RequestLog("kafka://localhost:9092/shown", follow=False)
     with pytest.raises(ConfigError, match="needs a server and a topic"):
         hb.sources.RequestLog("kafka://localhost:9092")
+
+
+def test_a_log_is_scored_again_by_another_model(exported: Path, tmp_path: Path) -> None:
+    session = hb.InferenceSession(exported)
+    asked = {name: np.asarray(values) for name, values in draw(6, 3).items()}
+    asked["item"], asked["genres"] = pa.array(asked["item"]), pa.array(asked["genres"])
+    scores = session.predict(asked)
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    for number, digest in enumerate([session.model.digest, "another"]):
+        outputs = {"label": scores + np.float32(number)}
+        row = request(str(number), asked, 6, outputs=outputs, version=number, digest=digest)
+        folder.append(rows_of("m", [row], Anonymity()))
+    folder.close()
+    result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
+    assert result.exit_code == 0, result.output
+    own, other = (line.split() for line in result.output.splitlines()[-2:])
+    assert own[0], own[2:6] == ("0", ["1", "6", "0", "0"])
+    assert other[0], other[2:6] == ("1", ["1", "6", "6", "1"])
+    wrong = {"label": np.nextafter(scores, np.float32(2))}
+    row = request("wrong", asked, 6, outputs=wrong, digest=session.model.digest)
+    folder.append(rows_of("m", [row], Anonymity()))
+    folder.close()
+    assert CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)]).exit_code == 1
+
+
+def test_a_log_without_a_column_of_the_model_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    folder.append(rows_of("m", [request()], Anonymity()))
+    folder.close()
+    result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
+    assert isinstance(result.exception, DataError)
+    assert "lacks columns that the model needs" in str(result.exception)
