@@ -59,6 +59,7 @@ BASE = {
     "logs",
     "memory",
     "memory_limit",
+    "objects",
     "plugins",
 }
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
@@ -643,6 +644,7 @@ PATCHED_CONSTANTS = {
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.objects.WAITS": "a test does not wait for a store that stays away",
     "hotbed.persist.container.check.rows._NUMBERS_AT_ONCE": "behind every reader of a state",
     "hotbed.persist.container.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",

@@ -530,7 +530,7 @@ def diff(one: Checkpoint, two: Checkpoint) -> None:
 @app.command()
 def init(
     data_file: Annotated[
-        Path, typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet.")
+        str, typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet; or its URL.")
     ],
     label: Annotated[
         str | None, typer.Option(help="The column to predict; default: guessed.")
@@ -563,12 +563,10 @@ def init(
     if not prepare:
         if user is not None or item is not None:
             raise ConfigError("init: --user and --item are for a preparation. Add --prepare.")
-        run.init(str(data_file), out, label, names)
+        run.init(data_file, out, label, names)
         show.print_written_job(out)
         return
-    preparation = run.init_preparation(
-        str(data_file), out, names, label=label, user=user, item=item
-    )
+    preparation = run.init_preparation(data_file, out, names, label=label, user=user, item=item)
     Preparation.read(preparation)
     show.print_written_preparation(preparation, out)
 

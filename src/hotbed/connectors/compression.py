@@ -7,6 +7,7 @@ import io
 import os
 from typing import Any
 
+from hotbed.connectors.paths import open_bytes
 from hotbed.errors import DecodeError
 
 CODECS = {
@@ -71,7 +72,7 @@ def codec_of(file: str) -> str | None:
         DecodeError: its name says that it is compressed, and its content does not.
         OSError: it cannot be read.
     """
-    with open(file, "rb") as stream:
+    with open_bytes(file) as stream:
         head = stream.read(10)
     for magic, codec in _MAGIC.items():
         if head.startswith(magic) and (codec != "bz2" or head[4:].startswith(_BZ2_BLOCK)):

@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.compression import TextStream, codec_of
-from hotbed.connectors.paths import Paths, expand, folder_values
+from hotbed.connectors.paths import Paths, expand, folder_values, open_bytes, size_of
 from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.objects import Identity, is_url
 
 SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
@@ -69,7 +70,7 @@ class Section:
         Raises:
             OSError: the file cannot be read.
         """
-        stream = open_bytes(self.file)
+        stream = open_bytes(self.file, ahead=True)
         if self.begin or self.end is not None:
             if self.end is None:
                 end = stream.size()
@@ -100,23 +101,6 @@ class Section:
         except (OSError, pa.ArrowException, DecodeError):  # reading the rows reports the damage
             return False
         return True
-
-
-def open_bytes(file: str) -> pa.NativeFile:
-    """Open a file without decompressing it.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        file.encode()
-        return pa.OSFile(file)
-    except UnicodeEncodeError:  # pyarrow takes only names that are UTF-8
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            return pa.OSFile(f"/dev/fd/{handle}")
-        finally:
-            os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -365,7 +349,7 @@ def _extent_of(source: FileSource, file: str) -> int:
     except DecodeError:
         return 0
     if num_rows is None:
-        return os.path.getsize(file)
+        return size_of(file)
     return num_rows
 
 
@@ -414,16 +398,18 @@ def _rows_of(
     first, row = start or (0, 0)
     for index in range(first, len(sections)):
         section = sections[index]
-        name = os.path.basename(section.file)
+        state: dict[str, Any] = {"file": index, "name": os.path.basename(section.file)}
+        if is_url(section.file):
+            state["identity"] = str(Identity.of(section.file))
         if plan.opens and start is None and not index:
-            yield OPENED, Position.of(source, {"file": index, "name": name, "row": row})
+            yield OPENED, Position.of(source, {**state, "row": row})
         if plan.opening is not None:
             plan.opening(section.file)
         try:
             for whole, _ in rows_of_section(source, section, row, batch_rows, plan):
                 for batch in cut(whole, batch_rows):
                     row += batch.num_rows
-                    yield batch, Position.of(source, {"file": index, "name": name, "row": row})
+                    yield batch, Position.of(source, {**state, "row": row})
         except DecodeError as error:
             if plan.skips is None:
                 raise
@@ -446,6 +432,14 @@ def _resumed(sections: Sequence[Section], position: Position) -> tuple[int, int]
             f"position: file {index} was {name!r} and is now {current!r}. Put "
             "the files back in the same order."
         )
+    file = sections[index].file
+    if is_url(file) and position.state.get("identity") is not None:
+        now = str(Identity.of(file))
+        if now != position["identity"]:
+            raise DataError(
+                f"position: {file} was replaced since, got {now} instead of "
+                f"{position['identity']}. Put the object back, or begin anew."
+            )
     return index, int(position["row"])
 
 

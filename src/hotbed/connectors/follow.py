@@ -36,6 +36,7 @@ from hotbed.connectors.source import Source
 from hotbed.connectors.status import SourceReading, SourceStatus
 from hotbed.connectors.types import completed, has_open, types_of, with_open_as_null
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
+from hotbed.objects import is_url
 
 T = TypeVar("T")
 logger = logging.getLogger("hotbed.connectors")
@@ -91,6 +92,11 @@ class Follow(Source):
     replaced: Literal["raise", "read"] = "raise"
 
     def __post_init__(self) -> None:
+        if is_url(self.directory):
+            raise ConfigError(
+                f"Follow.directory: must be a local folder, got {str(self.directory)!r}. Send "
+                "events to a topic, or read the objects that are there with hb.sources.Parquet."
+            )
         checks.one_of("order", self.order, ("name", "time"))
         checks.one_of("replaced", self.replaced, ("raise", "read"))
         if self.format is not None and not isinstance(self.format, FileSource):

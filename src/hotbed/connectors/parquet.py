@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -13,21 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.files import (
-    Endings,
-    FileSource,
-    Rows,
-    Section,
-    first_line,
-    one_path,
-    open_bytes,
-)
-from hotbed.connectors.paths import Paths
+from hotbed.connectors.files import Endings, FileSource, Rows, Section, first_line, one_path
+from hotbed.connectors.paths import Paths, open_bytes
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened
 from hotbed.errors import DecodeError, SchemaError
 from hotbed.files import new_file
+from hotbed.objects import Identity, ObjectFile, each, is_url
+
+_MOST_FOOTERS = 4096
+_MOST_GROUPS = 8
+_AHEAD_BYTES = 32 << 20
+_FOOTERS: dict[tuple[str, Identity], pq.FileMetaData] = {}
+"""Footers of objects that were read."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Parquet(FileSource):
         """
         torn: DecodeError | None = None
         num_whole = 0
-        for file in self.files():
+        files = self.files()
+        _fetch_footers(files)
+        for file in files:
             try:
                 parquet = _open(file)
             except DecodeError as error:
@@ -86,7 +88,9 @@ class Parquet(FileSource):
             raise torn
 
     def num_rows(self) -> int:
-        return sum(_open(file).metadata.num_rows for file in self.files())
+        files = self.files()
+        _fetch_footers(files)
+        return sum(_open(file).metadata.num_rows for file in files)
 
     def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
         return Section(file, rows=begin, num_rows=end - begin)
@@ -96,19 +100,20 @@ class Parquet(FileSource):
     ) -> Iterator[Rows]:
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)
-        parquet = _open(file)
+        opened = _source_of(file)
+        parquet = _open(file, (), opened)
         if not parquet.metadata.num_rows:
             return
         words = _text_columns(parquet.schema_arrow) & _dictionaries(wanted)
         if words:
-            parquet = _open(file, sorted(words))
+            parquet = _open(file, sorted(words), opened)
         first = section.rows + skip_rows
         last = parquet.metadata.num_rows
         if section.num_rows is not None:
             last = section.rows + section.num_rows
         groups, done = _groups_with(parquet.metadata, first, last)
         try:
-            for batch in _batches(parquet, batch_rows, groups, wanted.names):
+            for batch in _batches(parquet, batch_rows, groups, wanted.names, opened):
                 begin = max(first, done)
                 end = min(last, done + batch.num_rows)
                 if begin < end:
@@ -180,12 +185,23 @@ def _text_columns(schema: pa.Schema) -> set[str]:
 
 
 def _batches(
-    parquet: pq.ParquetFile, batch_rows: int, groups: list[int], names: list[str]
+    parquet: pq.ParquetFile,
+    batch_rows: int,
+    groups: list[int],
+    names: list[str],
+    opened: ObjectFile | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of row groups; those with dictionaries inside lists a group at a time.
 
-    Arrow does not join these dictionaries.
+    Arrow does not join these dictionaries. While a group of an object is decoded, the next ones
+    are fetched.
     """
+    if opened is not None:
+        with opened:
+            for place, group in enumerate(groups):
+                opened.will_read(*_coming(parquet.metadata, groups[place:], names))
+                yield from parquet.iter_batches(batch_rows, row_groups=[group], columns=names)
+        return
     at_once = [groups]
     kinds = [column.type for column in parquet.schema_arrow if column.name in names]
     if any(pa.types.is_nested(kind) and not usual(kind).equals(kind) for kind in kinds):
@@ -230,12 +246,67 @@ def row_groups(file: str) -> list[pq.RowGroupMetaData]:
     return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
 
-def _open(file: str, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+def _coming(
+    metadata: pq.FileMetaData, groups: Sequence[int], names: Sequence[str]
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield the ranges of bytes of the next row groups: of two, or of as many as are small."""
+    num_bytes = 0
+    for place, group in enumerate(groups[:_MOST_GROUPS]):
+        ranges = list(_ranges(metadata, group, names))
+        num_bytes += sum(end - begin for begin, end in ranges)
+        if place > 1 and num_bytes > _AHEAD_BYTES:
+            return
+        yield ranges
+
+
+def _ranges(
+    metadata: pq.FileMetaData, group: int, names: Sequence[str]
+) -> Iterator[tuple[int, int]]:
+    """Yield the begins and ends of the bytes of columns in a row group."""
+    row_group = metadata.row_group(group)
+    for place in range(row_group.num_columns):
+        column = row_group.column(place)
+        if column.path_in_schema.partition(".")[0] in names:
+            begin = column.data_page_offset
+            if column.has_dictionary_page and column.dictionary_page_offset:
+                begin = min(begin, column.dictionary_page_offset)
+            yield begin, begin + column.total_compressed_size
+
+
+def _source_of(file: str) -> ObjectFile | None:
+    """Return an object that is open; None for a local file."""
+    return ObjectFile(file) if is_url(file) else None
+
+
+def _open(
+    file: str, dictionaries: Sequence[str] = (), opened: ObjectFile | None = None
+) -> pq.ParquetFile:
+    opened = opened or _source_of(file)
+    footer = None if opened is None else _FOOTERS.get((file, opened.identity))
     try:
-        return pq.ParquetFile(open_bytes(file), read_dictionary=list(dictionaries))
+        parquet = pq.ParquetFile(
+            opened or open_bytes(file), read_dictionary=list(dictionaries), metadata=footer
+        )
     except (pa.ArrowException, OSError) as error:
         raise DecodeError(
             f"{file}: not a whole parquet file, got {first_line(error)}. Write the file again or "
             "leave it out.",
             file,
         ) from error
+    if opened is not None and footer is None:
+        while len(_FOOTERS) >= _MOST_FOOTERS:
+            _FOOTERS.pop(next(iter(_FOOTERS)), None)
+        _FOOTERS[file, opened.identity] = parquet.metadata
+    return parquet
+
+
+def _fetch_footers(files: Sequence[str]) -> None:
+    """Read the footers of several objects at a time; damaged ones are reported later."""
+
+    def fetch(file: str) -> None:
+        with suppress(DecodeError):
+            _open(file)
+
+    urls = [file for file in files if is_url(file)]
+    if len(urls) > 1:
+        each(fetch, urls)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths and globs: which files they name, each once."""
+"""Paths, URLs and globs: which files they name, each once, and the bytes of a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
+import pyarrow as pa
+
+from hotbed import objects
 from hotbed.errors import DataError, printable
 from hotbed.files import resolve
 
@@ -23,22 +26,26 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 def expand(path: Paths) -> list[str]:
     """Return the files of `path`: a file, a glob (sorted; `**` recurses) or a list of both.
 
-    A `file://` URL is the path after it. A glob names each file once: loops of links are not
-    followed, and of several names of one file (links) the one without links stays.
+    A `file://` URL is the path after it; another URL is that of an object, or a glob. A glob names
+    each file once: loops of links are not followed, and of several names of one file (links) the
+    one without links stays.
 
     Raises:
         DataError: a path or glob matches no file.
+        StoreAway: an object store does not answer, or refuses to list objects.
     """
     if isinstance(path, (str, os.PathLike)):
         path = [path]
     files: list[str] = []
     for item in path:
         text = os.fspath(item)
-        if text.startswith("file:"):
-            text = str(resolve(text))
-        matches = [text]
-        if not os.path.isfile(text):
-            matches = _matching_files(text)
+        place = resolve(text)
+        if isinstance(place, str):
+            matches = objects.matches(place)
+        else:
+            if text.startswith("file:"):
+                text = str(place)
+            matches = [text] if os.path.isfile(text) else _matching_files(text)
         if not matches:
             raise DataError(
                 f"path: no file to read, got {text!r}, which matches nothing. Check the path (a "
@@ -46,6 +53,38 @@ def expand(path: Paths) -> list[str]:
             )
         files += matches
     return files
+
+
+def open_bytes(file: str, *, ahead: bool = False) -> pa.NativeFile:
+    """Open a file or an object without decompressing it.
+
+    Args:
+        file: the file, or the URL of the object.
+        ahead: fetch what follows in an object before it is asked for.
+
+    Raises:
+        OSError: the file cannot be read.
+        DataError: there is no such object.
+        StoreAway: the object store does not answer, or refuses.
+    """
+    if objects.is_url(file):
+        return pa.PythonFile(objects.ObjectFile(file, ahead=ahead), "r")
+    try:
+        file.encode()
+        return pa.OSFile(file)
+    except UnicodeEncodeError:  # pyarrow takes only names that are UTF-8
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            return pa.OSFile(f"/dev/fd/{handle}")
+        finally:
+            os.close(handle)
+
+
+def size_of(file: str) -> int:
+    """Return the number of bytes of a file or an object."""
+    if objects.is_url(file):
+        return objects.Identity.of(file).size
+    return os.path.getsize(file)
 
 
 def folder_values(file: str) -> dict[str, str | None]:

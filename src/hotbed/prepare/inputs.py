@@ -20,6 +20,7 @@ from hotbed.connectors.prepared import Prepared
 from hotbed.connectors.source import Source
 from hotbed.errors import DataError
 from hotbed.files import digest_of
+from hotbed.objects import Identity, is_url
 
 _BATCH_ROWS = 65_536
 
@@ -34,7 +35,10 @@ class _State:
     changed: int
 
     @staticmethod
-    def of(path: str) -> _State:
+    def of(path: str) -> _State | Identity:
+        """Return what is said of a file; of an object it is its identity."""
+        if is_url(path):
+            return Identity.of(path)
         facts = os.stat(path)
         return _State(facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns)
 
@@ -47,7 +51,7 @@ class Inputs:
     """
 
     source: Source
-    states: Mapping[str, _State]
+    states: Mapping[str, _State | Identity]
     digests: Mapping[str, str]
 
     def check(self) -> None:
@@ -59,19 +63,23 @@ class Inputs:
         for path, before in self.states.items():
             try:
                 now = _State.of(path)
-                if now == before:
+                if now == before or self._is_same(path, before, now):
                     continue
-                # a new link or other rights change a file, and not its content
-                is_written = dataclasses.replace(now, changed=before.changed) != before
-                if not is_written and digest_of(path) == self.digests[path]:
-                    continue
-                difference = f"{now.size:,} bytes instead of {before.size:,}, or another content"
+                sizes = f"{now.size:,} bytes instead of {before.size:,}"
+                difference = f"{sizes}, or another content"
             except FileNotFoundError:
                 difference = "no such file"
             raise DataError(
                 f"{path}: the file changed while it was prepared, got {difference}. Prepare again "
                 "once nothing writes it."
             )
+
+    def _is_same(self, path: str, before: _State | Identity, now: _State | Identity) -> bool:
+        """Return whether a file has its content: a new link or other rights change it, too."""
+        if isinstance(before, Identity) or isinstance(now, Identity):
+            return False
+        is_written = dataclasses.replace(now, changed=before.changed) != before
+        return not is_written and digest_of_input(path) == self.digests[path]
 
     def to_json(self) -> dict[str, Any]:
         """Return the digest of the source, and of each file, as plain values."""
@@ -129,7 +137,14 @@ def files_of(source: Source) -> list[str]:
     return list(files)
 
 
-def states_of(paths: Iterable[str]) -> dict[str, _State]:
+def digest_of_input(path: str) -> str:
+    """Return the SHA-256 of a file; of an object, that of its size and its tag or version."""
+    if is_url(path):
+        return hashlib.sha256(str(Identity.of(path)).encode()).hexdigest()
+    return digest_of(path)
+
+
+def states_of(paths: Iterable[str]) -> dict[str, _State | Identity]:
     """Return what the file system says of files."""
     return {path: _State.of(path) for path in paths}
 

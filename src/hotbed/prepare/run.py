@@ -28,7 +28,6 @@ from hotbed.files import (
     MARK_FILE,
     HeldFolder,
     claim_folder,
-    digest_of,
     free_name,
     local_path,
     remove_all,
@@ -37,7 +36,7 @@ from hotbed.files import (
 )
 from hotbed.prepare.engine import Engine
 from hotbed.prepare.fit import Fitted, fit
-from hotbed.prepare.inputs import Inputs, files_of, fixed, states_of
+from hotbed.prepare.inputs import Inputs, digest_of_input, files_of, fixed, states_of
 from hotbed.prepare.output.files import write_workflow
 from hotbed.prepare.output.layout import Layout
 from hotbed.prepare.output.write import Writing
@@ -183,7 +182,9 @@ def _work(job: Preparation, engine: Engine, folder: Path, report: Report) -> Wor
     paths = files_of(source)
     states = states_of(paths)
     report(Stage("inputs", 0, len(paths)))
-    digests = engine.map(digest_of, paths, lambda done: report(Stage("inputs", done, len(paths))))
+    digests = engine.map(
+        digest_of_input, paths, lambda done: report(Stage("inputs", done, len(paths)))
+    )
     inputs = Inputs(source, states, dict(zip(paths, digests, strict=True)))
     inputs.check()
     return Work(

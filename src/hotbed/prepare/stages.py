@@ -6,7 +6,6 @@ Each takes a view, and returns one that shows the rows after the stage.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource, Section
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.parquet import Parquet, row_groups
+from hotbed.connectors.paths import size_of
 from hotbed.connectors.source import Source
 from hotbed.data import numbers
 from hotbed.data.columns import Columns
@@ -178,7 +178,7 @@ def source_bytes(source: Source) -> int:
         num_bytes = 0
         for file in source.files():
             factor = 1 if Section(file).compression is None else _COMPRESSION
-            num_bytes += os.path.getsize(file) * factor
+            num_bytes += size_of(file) * factor
         return num_bytes
     if isinstance(source, Concat):
         return sum(source_bytes(part) for part in source.sources)

@@ -15,6 +15,7 @@ from hotbed.connectors.file_identity import FileIdentity
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.source import Slice, TableJoin
 from hotbed.data.dataset import Dataset
+from hotbed.objects import Identity, is_url
 from hotbed.parallel import Requirement
 from hotbed.training.run import Callbacks, Goal, Observer
 from hotbed.training.step.fetcher import Fetcher
@@ -64,7 +65,8 @@ def own_grains(
 def identity_of(source: Source) -> Any:
     """Return plain values that differ where the rows do, as far as some of them show.
 
-    Of a file these are its size, and a digest of its first and last 64 KiB. None = not known.
+    Of a file these are its size, and a digest of its first and last 64 KiB; of an object its size
+    and its tag. None = not known.
     """
     if isinstance(source, Memory):
         return _shown_rows(source)
@@ -73,8 +75,13 @@ def identity_of(source: Source) -> Any:
     if isinstance(source, FileSource):
         files = []
         for file in source.files():
-            identity = FileIdentity.of(file, os.path.getsize(file))
-            files.append([os.path.basename(file), identity.size, identity.digest])
+            name = os.path.basename(file)
+            if is_url(file):
+                there = Identity.of(file)
+                files.append([name, there.size, there.mark])
+            else:
+                identity = FileIdentity.of(file, os.path.getsize(file))
+                files.append([name, identity.size, identity.digest])
         return [source.settings, files]
     if isinstance(source, Slice):
         return _of_all([source.source], source.start, source.stop)

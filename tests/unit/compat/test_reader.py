@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -431,14 +432,26 @@ def test_empty_lists_of_keys_are_read(tmp_path: Path) -> None:
     assert batches[0].ids["_col0"].offsets.tolist() == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("kind", ["Norm", "Raw", "Parquet"])
-def test_remote_sources_are_refused_by_their_name(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reader\.source: .* got 's3://bucket/x'.*move_to_local"):
-        data(reader(kind, "s3://bucket/x"))
-    if kind != "Raw":
-        write_file_list(tmp_path / "list.txt", ["gs://bucket/0.parquet"])
-        with pytest.raises(ConfigError, match=r"list\.txt: .* got 'gs://bucket/0\.parquet'"):
-            data(reader(kind, str(tmp_path / "list.txt")))
+@pytest.mark.parametrize(
+    ("kind", "write"), [("Norm", write_norm), ("Raw", write_raw), ("Parquet", write_parquet)]
+)
+def test_remote_sources_are_read_as_local_ones(
+    kind: str, write: Callable[[Path], str], tmp_path: Path
+) -> None:
+    store = pytest.importorskip("fsspec", reason="fsspec absent").filesystem("memory")
+    source = write(tmp_path)
+    expected = list(data(reader(kind, source)))
+    for path in tmp_path.iterdir():
+        text = path.read_bytes().replace(f"{tmp_path}/".encode(), b"memory://hugectr/")
+        store.pipe(f"/hugectr/{path.name}", text)
+    try:
+        there = list(data(reader(kind, f"memory://hugectr/{Path(source).name}")))
+    finally:
+        store.rm("/hugectr", recursive=True)
+    assert len(there) == len(expected) > 0
+    for batch, other in zip(expected, there, strict=True):
+        for name, column in batch.ids.items():
+            assert column.values.tolist() == other.ids[name].values.tolist()
 
 
 def test_keys_beyond_their_slot_and_long_samples_are_counted_and_said_once(

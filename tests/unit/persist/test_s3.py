@@ -5,6 +5,7 @@ its own.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
@@ -28,7 +31,8 @@ from forked import ranks_of
 from torch import nn
 
 import hotbed as hb
-from hotbed.errors import FormatError, PersistError, StoreAway
+from hotbed import objects
+from hotbed.errors import DataError, FormatError, PersistError, StoreAway
 from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.container.manifest import Manifest
 from hotbed.persist.publish import Follower, PublishDirectory
@@ -37,7 +41,7 @@ from hotbed.persist.state.checkpoint import State, capture, save
 from hotbed.persist.state.digest import content_digest
 from hotbed.persist.state.restoring import restore
 from hotbed.persist.state.saver import Saver
-from hotbed.persist.upkeep.inspect import verify
+from hotbed.persist.upkeep.inspect import diff, verify
 from hotbed.testing.values import values_digest
 
 pytestmark = pytest.mark.slow
@@ -250,6 +254,7 @@ def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(
     import s3fs.core
 
     monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
+    monkeypatch.setattr(objects, "WAITS", ())
     fsspec.filesystem("s3").mkdir("bucket")
     run = Run("s3://bucket/model")
     first, follower = run.save(), Follower("s3://bucket/model")
@@ -299,3 +304,72 @@ def test_several_processes_write_one_state_that_any_number_of_them_reads(url: st
         assert len(several.manifest.tables[0].parts) >= ranks
         assert content_digest(several) == content_digest(open_checkpoint(of_one))
         assert verify(begun)["content_digest"] == content_digest(several)
+
+
+def put_rows(url: str, name: str, first: int = 0) -> None:
+    number = np.arange(first, first + 300)
+    rows = pa.table({"clicked": number % 2, "user": number % 20})
+    with fsspec.open(f"{url}/{name}", "wb") as file:
+        pq.write_table(rows, file, row_group_size=50)
+
+
+def test_rows_of_objects_are_read_and_an_object_that_was_replaced_is_refused(url: str) -> None:
+    for day in (1, 2):
+        put_rows(url, f"day={day}/rows.parquet", 300 * day)
+    source = hb.sources.Parquet(f"{url}/day=*/*.parquet")
+    schema = hb.Schema([hb.Label("clicked"), hb.Id("user"), hb.Id("day")])
+    data = hb.Dataset(source, schema, batch_size=64)
+    batches = list(data)
+    assert sum(len(batch.labels["clicked"]) for batch in batches) == 600
+    rest = list(data.resume(batches[5].position))
+    assert [batch.position for batch in rest] == [batch.position for batch in batches[6:]]
+    put_rows(url, "day=2/rows.parquet", 7)
+    with pytest.raises(DataError, match=r"day=2/rows\.parquet was replaced since"):
+        list(data.resume(batches[5].position))
+    with pytest.raises(DataError, match=r"no file to read, got 's3://nobody-has-this/x\.csv'"):
+        hb.sources.Csv("s3://nobody-has-this/x.csv").schema()
+
+
+STOPS = """
+import os, signal
+
+class Killed:
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, run):
+        self.steps += 1
+        if os.environ.get("KILL_AT") == str(self.steps):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.soak
+def test_killed_job_on_objects_ends_with_the_bits_of_one_that_was_not(
+    url: str, tmp_path: Path
+) -> None:
+    for part in range(3):
+        put_rows(url, f"rows-{part}.parquet", 300 * part)
+    (tmp_path / "killing.py").write_text(STOPS)
+    job = {
+        "schema": {
+            "columns": [{"kind": "label", "name": "clicked"}, {"kind": "id", "name": "user"}]
+        },
+        "model": "lr",
+        "stream": {"kind": "parquet", "path": f"{url}/rows-*.parquet"},
+        "stream_callbacks": ["killing:Killed"],
+        "checkpoint": {"every_steps": 2},
+        "fit": {"batch_size": 32, "torch_threads": 1},
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+
+    def online(output: str, kill: str = "") -> int:
+        command = [sys.executable, "-m", "hotbed.cli", "online", str(tmp_path / "job.json")]
+        environment = {**os.environ, "KILL_AT": kill}
+        done = subprocess.run([*command, "--set", f"output={output}"], env=environment)
+        return done.returncode
+
+    assert online(f"{url}/whole") == 0
+    assert online(f"{url}/killed", "15") == -9
+    assert online(f"{url}/killed") == 0
+    assert diff(f"{url}/whole/checkpoint", f"{url}/killed/checkpoint")["same"]

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from hotbed.compat.hugectr.clauses import DataSourceParams
-from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.errors import ConfigError, DataError
+from hotbed.objects import copy
 
 __all__ = ["DataSource", "DataSourceParams"]
 
@@ -39,7 +40,8 @@ class DataSource:
 
         Raises:
             ConfigError: a path is missing.
-            DataError: there is nothing at `hdfs_path`, or it cannot be read.
+            DataError: there is nothing at `hdfs_path`.
+            StoreAway: it cannot be read.
             MissingExtra: a package for this file system is not installed.
         """
         copies = [(hdfs_path, local_path)]
@@ -56,7 +58,7 @@ class DataSource:
 
 def _copy(remote: str, local: Path) -> None:
     if "://" in remote:
-        _fetch(remote, local)
+        copy(remote, local)
         return
     if not Path(remote).exists():
         raise DataError(f"{remote}: expected a file or a folder, got nothing. Correct hdfs_path.")
@@ -65,23 +67,3 @@ def _copy(remote: str, local: Path) -> None:
         shutil.copytree(remote, local, dirs_exist_ok=True)
     else:
         shutil.copyfile(remote, local)
-
-
-def _fetch(remote: str, local: Path) -> None:
-    """Copy a file or a folder of a remote file system."""
-    try:
-        import fsspec
-
-        client, path = fsspec.core.url_to_fs(remote)
-        local.parent.mkdir(parents=True, exist_ok=True)
-        client.get(path, str(local), recursive=client.isdir(path))
-    except ImportError as error:
-        raise MissingExtra(
-            f"{remote}: needs a package that is not installed, got: {error}. Install it: pip "
-            "install hotbed[object], and fsspec's package for this file system."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{remote}: cannot be copied, got {type(error).__name__}: {error}. Check the address "
-            "and the access rights."
-        ) from error

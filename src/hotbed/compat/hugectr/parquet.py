@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from hotbed.config import build, parse_json
 from hotbed.connectors import Parquet, ReadPlan, read_file_list
+from hotbed.connectors.paths import open_bytes
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import new_file
 
@@ -50,14 +52,15 @@ class Metadata:
     labels: tuple[ColumnPlace, ...]
 
     @classmethod
-    def read(cls, file: Path) -> Metadata:
-        """Return the content of a metadata file.
+    def read(cls, file: str) -> Metadata:
+        """Return the content of a metadata file, at a path or a URL.
 
         Raises:
             DataError: the file cannot be read, or an entry is wrong.
         """
         try:
-            content = parse_json(file.read_text("utf-8"))
+            with open_bytes(file) as stream:
+                content = parse_json(stream.readall())
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{file}: the metadata of Parquet files cannot be read, got {error}. NVTabular "
@@ -109,8 +112,8 @@ class ParquetData:
     @cached_property
     def metadata(self) -> Metadata:
         """The metadata beside the first file."""
-        first = Path(self.files.files()[0])
-        return Metadata.read(first.parent / METADATA_FILE)
+        folder = os.path.dirname(self.files.files()[0])
+        return Metadata.read(os.path.join(folder, METADATA_FILE))
 
     def names(self, role: str) -> tuple[str, ...]:
         """Return the columns of a role: "labels", "conts" or "cats".
@@ -201,7 +204,7 @@ def _check_values(file: str, names: Sequence[str], ends: Mapping[str, int]) -> N
 
     Columns whose statistics exclude it are not read.
     """
-    parquet = pq.ParquetFile(file)
+    parquet = pq.ParquetFile(open_bytes(file))
     first_row = 0
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)

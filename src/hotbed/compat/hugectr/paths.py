@@ -18,7 +18,7 @@ def check_local(where: str, path: str | os.PathLike[str]) -> None:
     """
     if re.match(r"[A-Za-z][\w+.-]+:/", str(path)):  # a Path has one slash only
         raise ConfigError(
-            f"{where}: expected a path of this machine, got {str(path)!r:.200}. Remote file "
-            "systems are not read or written here: mount them, or copy from them by hugectr.data."
+            f"{where}: expected a path of this machine, got {str(path)!r:.200}. Only the files of "
+            "a reader may be remote: mount the file system, or copy from it by hugectr.data."
             "DataSource(hugectr.data.DataSourceParams()).move_to_local(local_path, remote_path)."
         )

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
 from hotbed.compat.hugectr.parquet import ParquetData
-from hotbed.compat.hugectr.paths import check_local
-from hotbed.connectors import Concat, Norm, Raw, Source, read_file_list
+from hotbed.connectors import Concat, Norm, Raw, Source
 from hotbed.connectors.samples import KeyBits
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Dense, Schema
@@ -59,7 +58,6 @@ def columns_of(reader: DataReaderParams, input: Input) -> Columns:
     named = named_columns(input)
     sized = _with_sizes(named, offset_sizes(reader, named.slots))
     if reader.data_reader_type is DataReaderType_t.Parquet:
-        check_sources(reader, _paths(reader.source))
         data = ParquetData(_paths(reader.source))
         return Columns(
             _first("labels", data, len(named.labels)),
@@ -272,7 +270,6 @@ def _source(
     if not paths:
         raise ConfigError("reader: nothing to read, got no source. Name a file or a file list.")
     kind = reader.data_reader_type
-    check_sources(reader, paths)
     if kind is DataReaderType_t.Parquet:
         data = ParquetData(paths)
         data.check_rows()
@@ -305,15 +302,6 @@ def _check_short(reader: DataReaderParams, input: Input) -> None:
         name: 2**32 - offset for name, offset in zip(columns.slots, columns.offsets, strict=True)
     }
     ParquetData([path for path in _paths(reader.source) if path]).check_keys(columns.slots, ends)
-
-
-def check_sources(reader: DataReaderParams, paths: Sequence[str]) -> None:
-    """Raise ConfigError if a source, or a file in a file list, is in a remote file system."""
-    for path in paths:
-        check_local("reader.source", path)
-        if reader.data_reader_type not in _ONE_FILE and path.endswith(".txt"):
-            for line in read_file_list(path):
-                check_local(path, line)
 
 
 def _norm(reader: DataReaderParams, input: Input, solver: Solver, path: str) -> Norm:

@@ -7,8 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hotbed.connectors.paths import open_bytes
 from hotbed.errors import DataError
 from hotbed.files import new_file
+from hotbed.objects import is_url
 
 
 def read_file_list(path: str | os.PathLike[str]) -> list[str]:
@@ -20,9 +22,11 @@ def read_file_list(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         DataError: the list cannot be read, or it does not hold as many paths as it says.
     """
-    file = Path(path)
+    file = os.fspath(path)
     try:
-        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+        with open_bytes(file) as stream:
+            text = stream.readall().decode()
+        lines = [line.strip() for line in text.splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file}: not a file list, got {error}. Give a text file with a count and then one "
@@ -39,7 +43,7 @@ def read_file_list(path: str | os.PathLike[str]) -> list[str]:
             f"{file}: expected {first} paths, got {len(paths)}. Correct the number in its first "
             "line."
         )
-    return [_located(name, file.parent) for name in paths]
+    return [_located(name, os.path.dirname(file)) for name in paths]
 
 
 def write_file_list(path: str | os.PathLike[str], files: Sequence[str | os.PathLike[str]]) -> None:
@@ -52,10 +56,10 @@ def write_file_list(path: str | os.PathLike[str], files: Sequence[str | os.PathL
         stream.write(text.encode())
 
 
-def _located(name: str, folder: Path) -> str:
-    if os.path.exists(name):
+def _located(name: str, folder: str) -> str:
+    if is_url(name) or os.path.exists(name):
         return name
-    beside = folder / os.path.basename(name)
-    if beside.exists():
-        return str(beside)
+    beside = os.path.join(folder, os.path.basename(name))
+    if is_url(folder) or os.path.exists(beside):
+        return beside
     return name

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.compression import read_full
 from hotbed.connectors.files import FileSource, Rows, Section, one_path
-from hotbed.connectors.paths import Paths
+from hotbed.connectors.paths import Paths, size_of
 from hotbed.connectors.position import RowPlace
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.samples import (
@@ -200,7 +199,7 @@ class Raw(FileSource):
         return sum(part.num_words for part in self._parts())
 
     def _num_samples(self, file: str) -> int:
-        num_bytes = os.path.getsize(file)
+        num_bytes = size_of(file)
         num_samples, rest = divmod(num_bytes, self.sample_bytes)
         if rest:
             raise self._torn(file, num_bytes)

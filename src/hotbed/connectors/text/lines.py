@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -13,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.compression import TextStream
-from hotbed.connectors.files import FileSource, Rows, Section, first_line, open_bytes
+from hotbed.connectors.files import FileSource, Rows, Section, first_line
+from hotbed.connectors.paths import open_bytes
 from hotbed.connectors.position import RowPlace
 from hotbed.connectors.read_plan import BadRow, ReadPlan
 from hotbed.errors import DecodeError
@@ -214,7 +214,7 @@ def lines_before(section: Section) -> int:
     if not section.begin:
         return 0
     num_lines = 0
-    with open_bytes(section.file) as file:
+    with open_bytes(section.file, ahead=True) as file:
         stream = file.get_stream(0, section.begin)
         while data := stream.read(BLOCK_BYTES):
             num_lines += data.count(b"\n")
@@ -223,9 +223,9 @@ def lines_before(section: Section) -> int:
 
 def last_line_end(section: Section) -> int:
     """Return the offset after the last line end of a section; without one, its begin."""
-    with open(section.file, "rb") as file:
+    with open_bytes(section.file) as file:
         if section.end is None:
-            stop = os.fstat(file.fileno()).st_size
+            stop = file.size()
         else:
             stop = section.end
         while stop > section.begin:
@@ -233,7 +233,7 @@ def last_line_end(section: Section) -> int:
             file.seek(start)
             newline = file.read(stop - start).rfind(b"\n")
             if newline >= 0:
-                return start + newline + 1
+                return int(start + newline + 1)
             stop = start
     return section.begin
 

@@ -18,11 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from hotbed import files
-from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError, StoreAway
+from hotbed import files, objects
+from hotbed.errors import FormatError, PersistError
 from hotbed.files import HeldFolder, Where, map_file, new_partial, partial_path, resolve
 from hotbed.persist.container.sink import HashedFile, LocalFile, SaveThreads
 
@@ -386,21 +385,7 @@ class ObjectStore(CheckpointStore):
     def __init__(self, url: str, in_memory_bytes: int = 1 << 20) -> None:
         self._in_memory_bytes = in_memory_bytes
         self.url = url.rstrip("/")
-        try:
-            import fsspec
-
-            client, self._root = fsspec.core.url_to_fs(self.url)
-        except ImportError as error:
-            raise MissingExtra(
-                f"{url}: needs a package that is not installed, got: {error}. "
-                "Install it: pip install hotbed[object], and fsspec's package for this store."
-            ) from error
-        except ValueError as error:
-            raise ConfigError(
-                f"{url}: fsspec cannot read this URL, got: {error}. Give a local path, or a URL "
-                "such as s3://bucket/folder."
-            ) from error
-        self._fs: Any = _Client(client, self.url)
+        self._fs, self._root = objects.connect(self.url)
 
     def place(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -411,10 +396,10 @@ class ObjectStore(CheckpointStore):
     def read(self, name: str) -> memoryview:
         path = f"{self._root}/{name}"
         try:
-            if self._fs.size(path) <= self._in_memory_bytes:
-                return memoryview(self._fs.cat_file(path))
+            if objects.repeated(lambda: self._fs.size(path)) <= self._in_memory_bytes:
+                return memoryview(objects.repeated(lambda: self._fs.cat_file(path)))
             with tempfile.NamedTemporaryFile(prefix="hotbed-read-") as file:
-                self._fs.get_file(path, file.name)
+                objects.repeated(lambda: self._fs.get_file(path, file.name))
                 return map_file(Path(file.name))
         except OSError as error:
             raise FormatError(
@@ -495,7 +480,7 @@ class ObjectStore(CheckpointStore):
         # stores without folders have none to make
         with contextlib.suppress(OSError, NotImplementedError):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return _Client(self._fs.open(path, "wb"), self.url)
+        return objects.StoreClient(self._fs.open(path, "wb"), self.url)
 
     def _prefixes(self) -> list[str]:
         """Return the names of all checkpoints, visible or not, oldest first."""
@@ -506,37 +491,6 @@ class ObjectStore(CheckpointStore):
             return []
         names = [str(path).rstrip("/").rpartition("/")[2] for path in paths]
         return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
-
-
-class _Client:
-    """A client or file of fsspec. Errors of the store's own package are raised as StoreAway."""
-
-    def __init__(self, client: Any, url: str) -> None:
-        self._client = client
-        self._translation = _ErrorTranslation(url)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._translation(getattr(self._client, name))
-
-
-class _ErrorTranslation(contextlib.ContextDecorator):
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        ours = (OSError, NotImplementedError, TypeError, ValueError)
-        if isinstance(error, Exception) and not isinstance(error, ours):
-            raise StoreAway(
-                f"{self._url}: the store does not answer, got {type(error).__name__}: {error}. "
-                "Check its address, your rights and the network."
-            ) from error
 
 
 class _ObjectDraft(Draft):
