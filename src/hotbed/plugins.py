@@ -51,7 +51,11 @@ def short_kind(kind: Any) -> Any:
     """Return the name of a class in snake case for its kind `module:name`; other values as is."""
     if not isinstance(kind, str) or ":" not in kind:
         return kind
-    name = re.split(r"[.:]", kind)[-1]
+    return snake_case(re.split(r"[.:]", kind)[-1])
+
+
+def snake_case(name: str) -> str:
+    """Return a name in lower case with `_` between its words: `clickTime` becomes `click_time`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
 
 

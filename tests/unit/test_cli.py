@@ -174,6 +174,9 @@ def test_train_evaluate_predict_inspect(
     code, evaluated, _ = call(capsys, monkeypatch, "evaluate", "job.yaml")
     assert code == 0
     assert "evaluation: auc" in evaluated
+    for printed in (trained, evaluated):
+        assert "  constant: " in printed
+        assert "  linear: " in printed
 
     code, _, _ = call(
         capsys,

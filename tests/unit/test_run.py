@@ -44,6 +44,23 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hb.Job:
     )
 
 
+def test_reports_and_evaluations_compare_with_the_same_simple_models(job: hb.Job) -> None:
+    """As `train` learned them, then as the stream went on, and none where the job wants none."""
+    without_stream = dataclasses.replace(job, stream=None)
+    history = run.train(without_stream).histories["train"]
+    figures = run.evaluate(without_stream).baselines
+    assert set(figures) == {"constant", "linear", "popularity of user"}
+    for name, values in figures.items():
+        assert values == {k.removeprefix("valid."): v for k, v in history.baselines[name].items()}
+    assert history.baselines["linear"]["valid.auc"] == 1.0
+    later = run.online(job).histories["stream"].baselines
+    assert later["popularity of user"]["auc"] == 1.0  # begins with what `train` learned
+    assert run.evaluate(job).baselines["linear"]["log_loss"] < figures["linear"]["log_loss"]
+    alone = dataclasses.replace(without_stream, baselines=False, output="alone")
+    assert run.train(alone).histories["train"].baselines == {}
+    assert run.evaluate(alone).baselines == {}
+
+
 def test_run_returns_values_reports_events_and_prints_nothing(
     job: hb.Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,7 +70,7 @@ def test_run_returns_values_reports_events_and_prints_nothing(
     assert Path(learned.report).exists()
     assert [type(event) for event in events] == [Began, Began, Finished]
     assert events[:2] == [Began("train", "lr", 1, 0), Began("stream", "lr", 1, 0)]
-    metrics = run.evaluate(job)
+    metrics = run.evaluate(job).metrics
     assert metrics["auc"] == 1.0
     assert run.predict(job).num_rows == 100
 
@@ -159,7 +176,7 @@ def test_commands_compute_what_the_job_says_now(amounts_job: hb.Job) -> None:
         "tables.capacity": 1000,
     }
     changed = hb.Job.from_json(override(amounts_job.to_json(), assignments))
-    metrics = run.evaluate(changed)
+    metrics = run.evaluate(changed).metrics
     assert {"calibration", "gauc@bin"} <= set(metrics)
     assert "auc" not in metrics
     assert run.predict(changed).num_rows == 40
@@ -185,7 +202,7 @@ def test_job_measures_errors_of_amounts(job: hb.Job) -> None:
     learned = run.train(amounts)
     history = learned.histories["stream"]
     assert {name for name in names if history.metrics[name] >= 0} == set(names)
-    metrics = run.evaluate(amounts)
+    metrics = run.evaluate(amounts).metrics
     file = pq.read_table(str(run.predict(amounts).path))
     prediction = file[0].to_numpy().astype(np.float64)
     label = np.arange(200, 300) % 20 % 2

@@ -249,7 +249,7 @@ def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = 
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
+    show.print_evaluated(run.evaluate(_read(job_file, assignments)))
 
 
 @app.command()

@@ -18,7 +18,15 @@ from rich.table import Table as Grid
 
 from hotbed.cli.launch import RankFailure
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
-from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
+from hotbed.job.run import (
+    ColumnFacts,
+    Evaluated,
+    Exported,
+    JobFacts,
+    Learned,
+    Predictions,
+    Published,
+)
 from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
@@ -231,6 +239,7 @@ def _print_history(part: str, history: History) -> None:
     if history.kept is not None and history.kept.epoch:
         note = f"  (epoch {history.kept.epoch} of {len(history.epochs)} is kept)"
     print_values(part, values, f"  {speed:,.0f} samples/s{note}")
+    _print_baselines(history.baselines, history.findings)
 
 
 def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
@@ -257,6 +266,20 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
             mebibytes(num_bytes),
         )
     console.print(grid)
+
+
+def print_evaluated(evaluated: Evaluated) -> None:
+    """Print the metrics of an evaluation beside those of baselines."""
+    print_values("evaluation", evaluated.metrics)
+    _print_baselines(evaluated.baselines, evaluated.findings)
+
+
+def _print_baselines(figures: Mapping[str, Mapping[str, float]], findings: Sequence[str]) -> None:
+    """Print the metrics of each baseline, and which of them is better than the model."""
+    for name, values in figures.items():
+        print_values(f"  {name}", values)
+    for sentence in findings:
+        print_line(sentence)
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:

@@ -128,6 +128,9 @@ class Job:
         metrics: kinds of `hb.metrics`; for several labels a mapping of label to such a list.
         callbacks: kinds of `hb.callbacks`, for `train`.
         stream_callbacks: kinds of `hb.callbacks`, for `stream`.
+        baselines: whether simple models learn beside the model, and reports compare it with them:
+            the callback `Baselines`, which may stand among the callbacks with keywords instead.
+            None: in one process they do.
         checkpoint: keywords of the stream's `Checkpoint`; its folder is `checkpoint` in `output`.
         fit: how to go through the data.
         grains: runs of samples that each batch is computed in, as in `RecModel`. `"auto"`: the
@@ -157,6 +160,7 @@ class Job:
     metrics: Sequence[Spec] | Mapping[str, Sequence[Spec]] = ("auc", "log_loss")
     callbacks: Sequence[Spec] = ()
     stream_callbacks: Sequence[Spec] = ()
+    baselines: bool | None = None
     checkpoint: Mapping[str, Any] = field(default_factory=lambda: {"every_seconds": 60.0})
     fit: Fit = field(default_factory=Fit)
     grains: int | Literal["auto"] | None = None
@@ -375,10 +379,22 @@ class Job:
         callbacks = []
         for number, spec in enumerate(getattr(self, name)):
             callbacks.append(config.build(spec, Callback, f"job.{name}.{number}"))
+        callbacks += self._default_baselines(callbacks)
         if stream:
             arguments = {"path": self.state_path}
             callbacks.append(config.build(self.checkpoint, Checkpoint, "job.checkpoint", arguments))
         return callbacks
+
+    def _default_baselines(self, callbacks: Sequence[Any]) -> list[Any]:
+        """Return the callback `Baselines` where the job wants it and has none with keywords."""
+        from hotbed.parallel.world import world_size
+        from hotbed.training.watching.baselines import Baselines
+
+        is_wanted = self.baselines
+        if is_wanted is None:
+            is_wanted = world_size() == 1
+        has_one = any(isinstance(callback, Baselines) for callback in callbacks)
+        return [Baselines()] if is_wanted and not has_one else []
 
     @property
     def state_path(self) -> str:

@@ -42,8 +42,3 @@ def quoted(text: str) -> str:
     if is_word and parse_value(text) == text and text.lower() not in _WORDS_OF_YAML:
         return text
     return json.dumps(text, ensure_ascii=False)
-
-
-def words_of(name: str) -> str:
-    """Return a name in lower case with `_` between its words: clickTime becomes click_time."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

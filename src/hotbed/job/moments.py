@@ -10,7 +10,8 @@ import polars as pl
 
 from hotbed.connectors.times import UNITS, to_microseconds, unreadable
 from hotbed.errors import HotbedError
-from hotbed.job.line import Line, left_out, quoted, share_of, words_of
+from hotbed.job.line import Line, left_out, quoted, share_of
+from hotbed.plugins import snake_case
 
 _TIME = re.compile(
     r"(.*_)?(time(_?stamp)?|ts|at|date|datetime|created|hour|epoch)"
@@ -29,7 +30,7 @@ def is_time(values: pl.Series) -> bool:
     """Return whether a column holds moments: by its type, or by its name and its values."""
     if values.dtype in (pl.Date, pl.Datetime):
         return True
-    return bool(_TIME.fullmatch(words_of(values.name)) and _unit(values))
+    return bool(_TIME.fullmatch(snake_case(values.name)) and _unit(values))
 
 
 def find_time(frame: pl.DataFrame, label: str) -> str | None:

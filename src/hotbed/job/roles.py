@@ -7,13 +7,15 @@ The guess of a column is a line of the job and the reason for it, which a person
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
 
-from hotbed.job.line import Line, left_out, quoted, share_of, words_of
+from hotbed.job.line import Line, left_out, quoted, share_of
 from hotbed.job.moments import is_time
+from hotbed.metrics.baselines import names_an_item
+from hotbed.plugins import snake_case
 
 NUM_NEIGHBOURS = 200
 """Most frequent values of a column of whole numbers that tell amounts from names."""
@@ -54,14 +56,9 @@ _AMOUNTS = re.compile(
     r"(_.*)?|I\d+",
     re.IGNORECASE,
 )
-# Columns that say who chose, and what was chosen.
+# Columns that say who chose.
 _USERS = re.compile(
     r"(user|uid|member|customer|visitor|account|client|reviewer|viewer|reader|listener)"
-    r"(_?(id|idx|key|hash))?"
-)
-_ITEMS = re.compile(
-    r"(item|iid|product|movie|film|article|news|song|track|video|book|game|ad|ad_?group|listing|"
-    r"offer|post|recipe|sku|asin|goods|artist|app)"
     r"(_?(id|idx|key|hash))?"
 )
 _INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
@@ -92,7 +89,7 @@ def find_label(frame: pl.DataFrame) -> tuple[str | None, str]:
     The name is None where no column looks like a label.
     """
     names = [name for name in frame.columns if _can_be_label(frame[name])]
-    named = [name for name in names if _LABEL.fullmatch(words_of(name))]
+    named = [name for name in names if _LABEL.fullmatch(snake_case(name))]
     binary = [name for name in names if _has_two_values(frame[name])]
     for name in [*(name for name in named if name in binary), *named]:
         return name, ""
@@ -116,7 +113,7 @@ def is_mark(values: pl.Series) -> bool:
     """Return whether a column says which rows train and which test, by its name or its texts."""
     if values.dtype.is_nested() or values.dtype.is_float() or values.n_unique() > _MOST_PARTS:
         return False
-    if _MARKS.fullmatch(words_of(values.name)):
+    if _MARKS.fullmatch(snake_case(values.name)):
         return True
     if values.dtype != pl.String:
         return False
@@ -143,19 +140,19 @@ def _is_key(values: pl.Series) -> bool:
 
 def find_user(frame: pl.DataFrame) -> str | None:
     """Return the name of the column that says who chose, else None."""
-    return _named(frame, _USERS)
+    return _named(frame, lambda name: bool(_USERS.fullmatch(snake_case(name))))
 
 
 def find_item(frame: pl.DataFrame) -> str | None:
     """Return the name of the column that says what was chosen, else None."""
-    return _named(frame, _ITEMS)
+    return _named(frame, names_an_item)
 
 
-def _named(frame: pl.DataFrame, names: re.Pattern[str]) -> str | None:
+def _named(frame: pl.DataFrame, has_role: Callable[[str], bool]) -> str | None:
     for name in frame.columns:
         values = frame[name]
         names_things = values.dtype.is_integer() or values.dtype == pl.String
-        if names_things and names.fullmatch(words_of(name)) and values.n_unique() > 1:
+        if names_things and has_role(name) and values.n_unique() > 1:
             return name
     return None
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hotbed.persist.container.format import Reader, Saved
     from hotbed.persist.container.manifest import Manifest
     from hotbed.training.model import RecModel
+    from hotbed.training.watching.baselines import Baselines
     from hotbed.training.watching.history import History
 
 # --- reading --------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def train(
         if job.stream is not None:
             learning.follow(model, live)
     report(Finished(model, learning.histories))
-    place = model.save(job.output)
+    place = model.save(job.output, learning.baselines)
     page = _write_report(job, model, learning.histories)
     return Learned(model, learning.histories, place, page)
 
@@ -209,6 +210,7 @@ class _Learning:
 
     def __init__(self, job: Job, report: Report, progress: bool) -> None:
         self.histories: dict[str, History] = {}
+        self.baselines: list[Baselines] = []
         self._job = job
         self._report = report
         self._progress = progress
@@ -243,11 +245,11 @@ class _Learning:
             job.dataset(job.train, model.schema),
             valid,
             job.fit.epochs,
-            job.make_callbacks(),
+            self._callbacks(),
             progress=self._progress,
         )
         if job.stream is not None:  # which may fail at once
-            model.save(job.output)
+            model.save(job.output, self.baselines)
         return model
 
     def follow(
@@ -265,11 +267,22 @@ class _Learning:
         events.live = live or events.live
         self.histories["stream"] = model.online_train(
             events,
-            job.make_callbacks(stream=True),
+            self._callbacks(stream=True),
             max_steps=max_steps,
             max_seconds=max_seconds,
             progress=self._progress,
         )
+
+    def _callbacks(self, *, stream: bool = False) -> list[Any]:
+        """Return the callbacks of a part; its baselines begin with what those before learned."""
+        from hotbed.training.watching.baselines import Baselines
+
+        callbacks = self._job.make_callbacks(stream=stream)
+        baselines = [callback for callback in callbacks if isinstance(callback, Baselines)]
+        for before, after in zip(self.baselines, baselines, strict=False):
+            after.load_state(before.state())
+        self.baselines = baselines
+        return callbacks
 
     def _begin(self, model: RecModel, part: str) -> None:
         from hotbed.training.model import set_seed
@@ -326,12 +339,23 @@ class Exported:
     path: Where
 
 
-def evaluate(job: Job) -> dict[str, float]:
-    """Return the job's metrics of its newest model on its `valid`.
+@dataclass(frozen=True)
+class Evaluated:
+    """Metrics of a model; those of baselines by name; and sentences on those that are better."""
+
+    metrics: Mapping[str, float]
+    baselines: Mapping[str, Mapping[str, float]]
+    findings: Sequence[str]
+
+
+def evaluate(job: Job) -> Evaluated:
+    """Return the job's metrics of its newest model on its `valid`, and those of its baselines.
 
     Raises:
         ConfigError: the job has no `valid`, or says another model or schema than was trained.
     """
+    from hotbed.training.watching.baselines import findings
+
     if job.valid is None:
         raise ConfigError(
             "job.valid: missing key, got none. `hotbed evaluate` needs a source with labels: add "
@@ -339,7 +363,27 @@ def evaluate(job: Job) -> dict[str, float]:
         )
     check_same(job, "evaluate")
     model = _restored(job)
-    return model.evaluate(job.dataset(job.valid, model.schema))
+    compared = [baselines.comparison() for baselines in _learned_baselines(job)]
+    metrics = model.evaluate(job.dataset(job.valid, model.schema), compared)
+    figures: dict[str, dict[str, float]] = {}
+    for comparison in compared:
+        figures |= comparison.results()
+    return Evaluated(metrics, figures, findings(metrics, figures))
+
+
+def _learned_baselines(job: Job) -> list[Baselines]:
+    """Return the job's baselines with what they learned beside its newest model, if they did."""
+    from hotbed.persist.container.format import open_checkpoint
+    from hotbed.training.run import Callbacks
+    from hotbed.training.watching.baselines import Baselines
+
+    with together():
+        states = trained(job)
+        saved = open_checkpoint(states).progress.get("callbacks", {})
+    callbacks = Callbacks(job.make_callbacks(stream=states == job.state_path))
+    there = {name: state for name, state in saved.items() if name.startswith("baselines.")}
+    callbacks.load_state(there)
+    return callbacks.of(Baselines) if there else []
 
 
 def predict(job: Job, out: Where | None = None) -> Predictions:

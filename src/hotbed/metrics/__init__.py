@@ -13,11 +13,11 @@ its samples (one class only, no samples, no group) is nan and warns with the rea
 restores them: checkpoints hold the windows of a stream. `bounded(metric)` returns the form of a
 metric that needs bounded memory on an endless stream.
 
+    baselines.py       what a model has to beat: a constant, the rate of items, a linear model
     bounded.py         metrics whose memory does not grow with the number of samples
     classification.py  metrics of predicted probabilities
     metric.py          base classes of the metrics
     metric_set.py      the metrics that a user names, as objects by name
-    popularity.py      the baseline that every model has to beat
     ranking.py         metrics within groups (users, sessions): AUC, hit rate, NDCG
     regression.py      metrics of predicted amounts: squared, absolute and relative errors
     reliability.py     how predicted probabilities compare with what happened

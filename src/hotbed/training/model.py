@@ -413,11 +413,12 @@ class RecModel:
         return text
 
     @at("save")
-    def save(self, path: str | Path) -> str | Path:
+    def save(self, path: str | Path, callbacks: Sequence[Any] = ()) -> str | Path:
         """Write a checkpoint under `path`, a local path or URL, and return its folder.
 
         The checkpoint is then the newest under `path`; see docs/format.md. On several ranks, all
-        call it, with one folder that they share, and write one checkpoint.
+        call it, with one folder that they share, and write one checkpoint. The states of
+        `callbacks`, such as `Baselines`, are written with it.
 
         Raises:
             PersistError: it cannot be written, or `path` holds the states of a stream or published
@@ -425,7 +426,11 @@ class RecModel:
         """
         with self.learner.shard.together():
             refuse_others(open_store(path))  # retention would remove them
-        saved = checkpoint.save(path, self.state())
+        state = self.state()
+        if callbacks:
+            progress = {**state.progress, "callbacks": Callbacks(callbacks).state()}
+            state = replace(state, progress=progress)
+        saved = checkpoint.save(path, state)
         self.parent = saved.digest
         return saved.folder
 

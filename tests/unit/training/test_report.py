@@ -312,47 +312,6 @@ def test_reliability_curve_compares_predictions_with_what_happened(
     assert 2 < len(x) <= 12
 
 
-def test_windows_hold_the_auc_of_ranking_by_popularity(
-    tmp_path: Path, dataset: Any, network: Any, world: Any
-) -> None:
-    def windows() -> hb.callbacks.Windows:
-        return hb.callbacks.Windows(samples=256, metrics=["auc"], baseline="item")
-
-    model = hb.RecModel(network(), "bce", "adam", ["auc"])
-    history = model.online_train(dataset(1024), windows(), progress=False)
-    data = world.columns(1024)
-    positives: dict[int, int] = {}
-    scores: list[int] = []
-    for start in range(0, 1024, 64):  # a batch is scored before it is learned
-        rows = slice(start, start + 64)
-        scores += [positives.get(item, 0) for item in data["item"][rows].tolist()]
-        for item, label in zip(data["item"][rows].tolist(), data["y"][rows].tolist(), strict=True):
-            positives[item] = positives.get(item, 0) + label
-    wanted = []
-    for start in range(0, 1024, 256):
-        auc = hb.metrics.AUC()
-        auc.update(np.array(scores[start : start + 256]), data["y"][start : start + 256])
-        wanted.append(auc.eval())
-    popularity = history.compared["popularity of item"]
-    assert [window.values["auc"] for window in popularity] == wanted
-    charts = charts_of(write_report(tmp_path / "report.html", {"stream": history}).read_text())
-    assert "popularity of item" in [
-        line["name"] for line in charts["AUC over event time"]["series"]
-    ]
-
-    first = windows()
-    model.online_train(dataset(600), first, progress=False)
-    second = windows()
-    second.load_state(first.state())
-    assert str(second.state()) == str(first.state())  # a resumed run goes on with the same counts
-    with pytest.raises(
-        hb.errors.ConfigError, match=r"Windows.baseline: .* 'film' and a batch with user, item"
-    ):
-        model.online_train(
-            dataset(64), hb.callbacks.Windows(samples=9, baseline="film"), progress=False
-        )
-
-
 def test_many_tables_share_a_few_charts(tmp_path: Path) -> None:
     history = History()
     for step in (1, 2):

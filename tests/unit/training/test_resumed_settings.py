@@ -1298,11 +1298,7 @@ CALLBACKS = [
         "begins anew",
         "Windows: a window begins anew",
     ),
-    CallbackCase(
-        "`Windows`: `most`, `baseline`",
-        WINDOWS,
-        callbacks(partial(C.Windows, samples=10, most=4, baseline="id")),
-    ),
+    CallbackCase("`Windows`: `most`", WINDOWS, callbacks(partial(C.Windows, samples=10, most=4))),
     CallbackCase(
         "`History`: `every_steps`",
         callbacks(partial(C.History)),

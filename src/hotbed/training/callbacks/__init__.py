@@ -24,6 +24,7 @@ from hotbed.training.callbacks.reduce_plateau import ReducePlateau
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import Evict
+from hotbed.training.watching.baselines import Baselines
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus
@@ -31,6 +32,7 @@ from hotbed.training.watching.tensorboard import TensorBoard
 from hotbed.training.watching.windows import Windows
 
 __all__ = [
+    "Baselines",
     "BestWeights",
     "Checkpoint",
     "ClipGradients",

@@ -14,6 +14,7 @@ from hotbed.config import described, did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.training.run import Run, passed
+from hotbed.training.watching.baselines import Baselines
 from hotbed.training.watching.history import ReliabilityWatch
 
 log = logging.getLogger("hotbed")
@@ -74,7 +75,10 @@ class Validate:
         if data is None:
             data = run.goal.valid
         assert data is not None
-        results = run.model.evaluate(data, curves)
+        compared = {baselines: baselines.comparison() for baselines in run.callbacks.of(Baselines)}
+        results = run.model.evaluate(data, [curves, *compared.values()])
+        for baselines, comparison in compared.items():
+            baselines.record(comparison, VALID)
         run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
         run.validated = True

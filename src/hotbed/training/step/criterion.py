@@ -126,8 +126,11 @@ class Criterion:
     @property
     def gives_probabilities(self) -> bool:
         """Whether every prediction is a probability."""
-        losses = [self.loss_fn if label is None else self._of(label) for label in self.labels]
-        return all(_takes_logits(loss) for loss in losses)
+        return all(self.is_probability(label) for label in self.labels)
+
+    def is_probability(self, label: str | None) -> bool:
+        """Return whether the prediction of a label is a probability; None: of the only one."""
+        return _takes_logits(self.loss_fn if label is None else self._of(label))
 
     def _check_labels(self, outputs: Outputs, labels: Any) -> None:
         """Raise if labels do not fit the outputs or the loss.

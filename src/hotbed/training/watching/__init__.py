@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows while it learns: history, progress, Prometheus, TensorBoard, the report.
 
+baselines.py      Baselines: simple models beside the one that learns
 history.py        History: the course of a training in bounded memory, as a callback
 progress.py       ProgressBar: what a run is doing, in a terminal or as lines
 prometheus.py     Prometheus: the values of a run at an HTTP address

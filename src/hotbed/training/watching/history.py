@@ -17,6 +17,7 @@ from hotbed.training.columns import Tables, columns, counters, rows_of, tables_o
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.scorer import Progressive, scorer_of
+from hotbed.training.watching.baselines import Baselines, Figures, findings
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows
@@ -111,6 +112,7 @@ class History:
         metrics: the value of each metric at the moment that was kept.
         kept: the moment that `BestWeights` chose, whose state the model has at the end. None: that
             of the last moment.
+        baselines: metrics of the callback `Baselines` at the end, by name of the baseline.
         windows: the windows of the callback `Windows`.
         compared: windows of its baseline by name; windows that you add are drawn with them.
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
@@ -128,6 +130,7 @@ class History:
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
         self.kept: Kept | None = None
+        self.baselines: Figures = {}
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
@@ -155,7 +158,13 @@ class History:
     def __repr__(self) -> str:
         steps = self.points[-1].step if self.points else 0
         values = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        return f"History({len(self.epochs)} epochs, {steps:,} steps: {values or 'no metrics'})"
+        text = f"{len(self.epochs)} epochs, {steps:,} steps: {values or 'no metrics'}"
+        return f"History({' '.join([text, *self.findings])})"
+
+    @property
+    def findings(self) -> list[str]:
+        """Sentences that say which baseline is better than the model; empty: none is."""
+        return findings(self.metrics, self.baselines)
 
     @property
     def epoch_loss(self) -> float | None:
@@ -237,6 +246,8 @@ class History:
     def on_fit_end(self, run: Run) -> None:
         self.metrics = dict(run.metrics)
         self.kept = run.callbacks.kept
+        for baselines in run.callbacks.of(Baselines):
+            self.baselines = {name: dict(values) for name, values in baselines.figures.items()}
         if self.kept is not None and run.error is None:
             self._tables_at_end = run.learner.summed([statistics(run)])[0]
         if self.learned is not None:  # a state that came back has learned fewer samples

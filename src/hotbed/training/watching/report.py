@@ -41,6 +41,10 @@ RELIABILITY_TEXT = (
     "Share of positives among events of about the same predicted probability. On the diagonal, "
     "predictions are probabilities; below it the model predicts too much, above it too little."
 )
+BASELINES_TEXT = (
+    "Simple models that learned the same batches in the first pass over the data: the mean of the "
+    "labels, a linear model of the same columns, and the mean label of each item."
+)
 RANKS_TEXT = (
     "The processes that trained together. Rows: those that each owns at the end. Bytes and seconds "
     "are of the steps alone; the seconds are those of calls to other ranks, and a rank that waits "
@@ -80,6 +84,7 @@ def write_report(
             mean label of each history are added.
     """
     sections = [
+        _baselines(histories),
         *_chart_sections(histories),
         _MORE_SECTIONS,
         _epochs(histories),
@@ -207,6 +212,21 @@ def _last_tables(histories: Mapping[str, History]) -> Mapping[str, Mapping[str, 
         if history.tables:
             return history.tables
     return {}
+
+
+def _baselines(histories: Mapping[str, History]) -> str:
+    """Return the sections with the metrics of the model and of baselines, and which is better."""
+    blocks = []
+    for name, history in histories.items():
+        keys = list(dict.fromkeys(key for row in history.baselines.values() for key in row))
+        rows = []
+        for title, values in {"the model": history.metrics, **history.baselines}.items():
+            rows.append([title, *(number_text(values.get(key, "")) for key in keys)])
+        head = ["", *(report_charts.metric_text(key.removeprefix("valid.")) for key in keys)]
+        text = " ".join([*history.findings, BASELINES_TEXT])
+        if keys:
+            blocks.append(section(f"Beside simple models, {name}", grid(head, rows), text))
+    return "\n".join(blocks)
 
 
 def _epochs(histories: Mapping[str, History]) -> str:

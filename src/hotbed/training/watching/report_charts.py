@@ -43,7 +43,8 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
         if points:
             lines = _losses(history, points)
             marks = kept_mark(history, "samples")
-            charts.append(Chart(f"Loss, {name}", "samples", lines, marks=marks))
+            levels = _losses_of_baselines(history)
+            charts.append(Chart(f"Loss, {name}", "samples", lines, marks=marks, levels=levels))
         if len(history.epochs) > 1:
             charts += _validation_metrics(history)
     return charts
@@ -58,8 +59,24 @@ def _validation_metrics(history: History) -> list[Chart]:
         y = [epoch[key] for epoch in epochs]
         title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
         line = Series(key, x, y, color=2, dots=True)
-        charts.append(Chart(title, "epoch", [line], marks=kept_mark(history, "epoch")))
+        marks = kept_mark(history, "epoch")
+        levels = levels_of(history, key)
+        charts.append(Chart(title, "epoch", [line], marks=marks, levels=levels))
     return charts
+
+
+def levels_of(history: History, key: str) -> dict[str, float]:
+    """Return the value of a metric of each baseline, by its name."""
+    values = {name: figures.get(key, math.nan) for name, figures in history.baselines.items()}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _losses_of_baselines(history: History) -> dict[str, float]:
+    """Return the log loss of each baseline where it is the loss of the model; else none."""
+    log_loss = history.metrics.get(VALID + "log_loss", math.nan)
+    if not math.isclose(history.metrics.get(VALID_LOSS, math.nan), log_loss, rel_tol=1e-3):
+        return {}
+    return levels_of(history, VALID + "log_loss")
 
 
 def kept_mark(history: History, axis: str, name: str = "kept") -> dict[str, float]:
@@ -179,7 +196,9 @@ def _metrics(history: History) -> list[Chart]:
         total = history.metrics.get(key, math.nan)
         if math.isfinite(total):
             lines.append(_whole_stream(lines[0], total))
-        levels = LEVELS.get(key.rpartition(".")[2], {})
+        levels = dict(LEVELS.get(key.rpartition(".")[2], {}))
+        if not history.windows:
+            levels |= levels_of(history, key)
         charts.append(_over(metric_text(key), windows, lines, levels=levels))
     return charts
 

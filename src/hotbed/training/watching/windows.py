@@ -13,12 +13,12 @@ import numpy as np
 from hotbed import checks
 from hotbed.config import described
 from hotbed.errors import ConfigError
-from hotbed.metrics import AUC, bounded, get_metric
+from hotbed.metrics import get_metric
 from hotbed.metrics.metric_set import metric_set
-from hotbed.metrics.popularity import Popularity
 from hotbed.training.run import Run
 from hotbed.training.step.example import Example
 from hotbed.training.step.scorer import Scorer, host, scorer_of
+from hotbed.training.watching.baselines import Baselines, scores_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.shown_scores import ShownScores
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
@@ -51,14 +51,13 @@ class Windows:
             of streams is scored when it arrives, before anything is learned of it. It counts once
             for each of its labels, when the final label is known. An open impression takes 9 bytes
             and 4 a label, in memory and in each checkpoint. Ids are not mapped ahead then.
-        baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the
-            AUC of ranking by how many positives the id has had before, which the model should
-            exceed.
+
+    With the callback `Baselines`, `baselines` holds their metrics in the same windows.
 
     Example: `model.online_train(stream, [hb.callbacks.Windows(seconds=3600)])`
     """
 
-    reads_features = True  # for the baseline, and for metrics of groups
+    reads_features = True  # for metrics of groups
 
     def __init__(
         self,
@@ -66,14 +65,14 @@ class Windows:
         samples: int | None = None,
         metrics: Sequence[str] | None = None,
         most: int = 512,
-        baseline: str | None = None,
         scored: Literal["learned", "shown"] = "learned",
     ) -> None:
         checks.one_of("Windows.scored", scored, ("learned", "shown"))
         self._shown = ShownScores() if scored == "shown" else None
         self._cuts = WindowCuts(seconds, samples)
         self._log = WindowLog(most)
-        self._baseline = None if baseline is None else _Baseline(baseline, most)
+        self._most = most
+        self._beside: dict[str, _Beside] = {}
         self._names = None if metrics is None else tuple(metrics)
         for name in self._names or ():
             get_metric(name.partition("@")[0])
@@ -132,16 +131,15 @@ class Windows:
 
     @property
     def baselines(self) -> dict[str, list[Window]]:
-        """Windows of the baseline, by its name, oldest first; empty without one."""
-        return {} if self._baseline is None else {self._baseline.name: self._baseline.windows}
+        """Closed windows of each baseline, by its name, oldest first."""
+        return {name: beside.log.windows for name, beside in self._beside.items()}
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take the scores of a batch; the observer that made them calls this."""
         if self._shown is not None and outputs:
             outputs, example = self._shown.take(outputs, example)
         times = None if example.time is None else np.asarray(example.time)
-        if self._baseline is not None:
-            self._baseline.score(example)
+        compared = self._compared(outputs, example)
         for number, rows in self._cuts.pieces(times, example.num_samples):
             if self._open is not None and number != self._open:
                 self._close()
@@ -152,13 +150,21 @@ class Windows:
                 self._extend_span(times[rows])
             if self._scorer is not None and outputs:
                 self._scorer.feed(outputs, example, rows)
-            if self._baseline is not None:
-                self._baseline.feed(rows)
-        if self._baseline is not None:
-            self._baseline.learn()
+                for name, scores in compared.items():
+                    self._beside[name].feed(scores, example, rows, self._scorer)
         self._observe_freshness(times)
         if self._open is not None and self._cuts.is_full(self._open):
             self._close()
+
+    def _compared(self, outputs: tuple[Any, ...], example: Example) -> dict[str, tuple[Any, ...]]:
+        """Return what to feed for each baseline of the run."""
+        compared: dict[str, tuple[Any, ...]] = {}
+        if self._run is not None and self._scorer is not None and outputs:
+            for baselines in self._run.callbacks.of(Baselines):
+                compared |= scores_of(baselines, self._scorer, outputs, example)
+        for name in compared:
+            self._beside.setdefault(name, _Beside(self._most))
+        return compared
 
     def _extend_span(self, times: Any) -> None:
         """Extend the event times of the open window to those of further rows."""
@@ -193,8 +199,8 @@ class Windows:
             "wall_fresh": np.array([self._fresh, self._weight], np.float64),
             "names": None if self._names is None else list(self._names),
         }
-        if self._baseline is not None:
-            state["baseline"] = self._baseline.state()
+        if self._beside:
+            state["beside"] = {name: beside.state() for name, beside in self._beside.items()}
         if self._shown is not None:
             state["shown"] = self._shown.state()
         return state
@@ -221,8 +227,12 @@ class Windows:
             self._rows = 0
             self._span = None
             self._saved = None
-        if self._baseline is not None and "baseline" in state:
-            self._baseline.load_state(state["baseline"])
+        self._beside = {}
+        for name, beside in state.get("beside", {}).items():  # absent without baselines
+            self._beside[name] = _Beside(self._most)
+            self._beside[name].load_state(beside)
+            if self._open is None:
+                self._beside[name].forget()
         if self._shown is not None and "shown" in state:
             self._shown.load_state(state["shown"])
 
@@ -237,8 +247,8 @@ class Windows:
     def _close(self) -> None:
         window = self._window()
         self._log.append(window)
-        if self._baseline is not None:
-            self._baseline.close(window)
+        for beside in self._beside.values():
+            beside.close(window)
         if self._scorer is not None:
             self._scorer = self._scorer.again()
         self._open = None
@@ -271,73 +281,48 @@ class Windows:
             self._weight += len(times)
 
 
-class _Baseline:
-    """Computes the AUC of ranking by the popularity of one feature's ids, in each window."""
+class _Beside:
+    """The windows of a baseline beside those of the model."""
 
-    def __init__(self, feature: str, most: int) -> None:
-        self.name = f"popularity of {feature}"
-        self._feature = feature
-        self._popularity = Popularity()
-        self._auc = bounded(AUC())
-        self._log = WindowLog(most)
-        self._ids = np.empty(0, np.int64)
-        self._labels = np.empty(0)
-        self._scores = np.empty(0)
+    def __init__(self, most: int) -> None:
+        self.log = WindowLog(most)
+        self.scorer: Scorer | None = None  # of the open window
+        self._saved: Mapping[str, Any] | None = None
 
-    @property
-    def windows(self) -> list[Window]:
-        """The closed windows, oldest first."""
-        return self._log.windows
-
-    def score(self, example: Example) -> None:
-        """Take a batch and score it by the counts before it."""
-        batch = example.batch
-        if batch is None or self._feature not in batch.ids:
-            features = "none, the data are tuples" if batch is None else ", ".join(batch.ids)
-            raise ConfigError(
-                f"Windows.baseline: no Id feature of this name, got {self._feature!r} and a batch "
-                f"with {features}. Name one of them."
-            )
-        ids = batch.ids[self._feature]
-        if ids.offsets is not None or isinstance(example.labels, Mapping) or example.labels is None:
-            raise ConfigError(
-                "Windows.baseline: one id a sample and one label needed, got "
-                f"{self._feature!r} with several ids a sample, or data with several labels or "
-                "none. Name another feature, or leave the baseline out."
-            )
-        self._ids = host(ids.values)
-        self._labels = host(example.labels).reshape(-1)
-        self._scores = self._popularity.scores(self._ids)
-
-    def feed(self, rows: slice) -> None:
-        """Count these rows of the batch in the open window."""
-        self._auc.update(self._scores[rows], self._labels[rows])
-
-    def learn(self) -> None:
-        """Add the batch to the counts."""
-        self._popularity.learn(self._ids, self._labels)
+    def feed(self, scores: tuple[Any, ...], example: Example, rows: slice, model: Scorer) -> None:
+        """Take the scores of some rows; `model`: the scorer of the model."""
+        if self.scorer is None:
+            self.scorer = model.again()
+            if self._saved is not None:
+                self.scorer.load_state(self._saved)
+                self._saved = None
+        self.scorer.feed(scores, example, rows)
 
     def close(self, window: Window) -> None:
-        """Record the AUC as that of `window`, and begin the next one."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            values = {"auc": float(self._auc.eval())}
-        self._log.append(Window(window.begin, window.end, window.rows, window.samples, values))
-        self._auc.clear()
+        """Record the metrics as those of `window`, and begin the next one."""
+        self._saved = None
+        if self.scorer is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                values = self.scorer.results()
+            self.log.append(Window(window.begin, window.end, window.rows, window.samples, values))
+            self.scorer = None
 
     def state(self) -> dict[str, Any]:
-        """Return counts, the open window and the closed ones."""
-        return {
-            "popularity": self._popularity.state(),
-            "auc": self._auc.state(),
-            "log": self._log.state(),
-        }
+        """Return the open window and the closed ones."""
+        scorer = self._saved if self.scorer is None else self.scorer.state()
+        return {"log": self.log.state(), "scorer": scorer}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._popularity.load_state(state["popularity"])
-        self._auc.load_state(state["auc"])
-        self._log.load_state(state["log"])
+        self.log.load_state(state["log"])
+        self.scorer = None
+        self._saved = state["scorer"]
+
+    def forget(self) -> None:
+        """Begin the open window anew."""
+        self.scorer = None
+        self._saved = None
 
 
 def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
