@@ -70,7 +70,11 @@ class FakeStream(Source):
             position.require("FakeStream", self)
             state |= position.state
         batches = self._batches(table, names, state, batch_rows, plan.live or Live())
-        return SourceReading(batches, lambda: SourceStatus(table.num_rows - state["start"]))
+
+        def status() -> SourceStatus:
+            return SourceStatus(table.num_rows - state["start"], is_reached=True)
+
+        return SourceReading(batches, status)
 
     def _batches(
         self,
