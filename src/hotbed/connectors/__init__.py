@@ -24,6 +24,7 @@ read_ahead.py     make items ahead of their consumer on a thread
 read_plan.py      what a reader asks of a source: columns, types, and how bad rows are treated
 request_log.py    RequestLog: what a server was asked and answered
 replay.py         Replay: recorded events of several sources in the order of their times
+row_groups.py     RowGroups: parts of Parquet files that several readers need, decoded once
 samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
 source.py         the base of every source of events, and the sources that its methods return
 status.py         what an endless source knows while it is read

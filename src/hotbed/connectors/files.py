@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.compression import TextStream, codec_of
-from hotbed.connectors.paths import Paths, expand, folder_values, open_bytes, size_of
+from hotbed.connectors.paths import Paths, expand, folder_values, open_bytes, size_of, state_of
 from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source, described
@@ -222,6 +222,11 @@ class FileSource(Source):
     def share(self, begin: Fraction, end: Fraction) -> Source:
         return _FileShare(self, begin, end)
 
+    @cached_property
+    def _extents(self) -> dict[tuple[str, int, int], int]:
+        """Of files, by path, size and time of change: each range of an epoch asks for them."""
+        return {}
+
     def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
         """Return the rows of a file that end between two places; None if there are none.
 
@@ -345,12 +350,17 @@ class _FileShare(Source):
 def _extent_of(source: FileSource, file: str) -> int:
     """Return the number of rows of a file where it is known, else of bytes; 0 if it is damaged."""
     try:
-        num_rows = source.like_first(file, None).num_rows()
+        key = state_of(file)
+        extent = None if key is None else source._extents.get(key)
+        if extent is None:
+            extent = source.like_first(file, None).num_rows()
+            if extent is None:
+                extent = size_of(file)
+            if key is not None:
+                source._extents[key] = extent
     except DecodeError:
         return 0
-    if num_rows is None:
-        return size_of(file)
-    return num_rows
+    return extent
 
 
 def rows_of_section(

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotbed.connectors.files import Endings, FileSource, Rows, Section, first_line, one_path
-from hotbed.connectors.paths import Paths, open_bytes
-from hotbed.connectors.read_plan import ReadPlan
+from hotbed.connectors.paths import Paths, open_bytes, state_of
+from hotbed.connectors.read_plan import READ_ROWS, ReadPlan
+from hotbed.connectors.row_groups import RowGroup, RowGroups
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened
 from hotbed.errors import DecodeError, SchemaError
@@ -101,26 +103,42 @@ class Parquet(FileSource):
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)
         opened = _source_of(file)
-        parquet = _open(file, (), opened)
+        parquet = _open(file, (), opened, plan.row_groups)
         if not parquet.metadata.num_rows:
             return
-        words = _text_columns(parquet.schema_arrow) & _dictionaries(wanted)
+        words = sorted(_text_columns(parquet.schema_arrow) & _dictionaries(wanted))
         if words:
-            parquet = _open(file, sorted(words), opened)
+            parquet = _open(file, words, opened, plan.row_groups)
         first = section.rows + skip_rows
         last = parquet.metadata.num_rows
         if section.num_rows is not None:
             last = section.rows + section.num_rows
         groups, done = _groups_with(parquet.metadata, first, last)
+        parts: set[int] = set()
+        if plan.row_groups is not None:
+            parts = _partial(parquet.metadata, groups, section.rows, last)
+
+        def alone(numbers: list[int], rows: int = batch_rows) -> Iterator[pa.RecordBatch]:
+            return _batches(parquet, rows, numbers, wanted.names, opened)
+
+        def shared(number: int) -> Iterator[pa.RecordBatch]:
+            assert plan.row_groups is not None
+            group = RowGroup(file, number, tuple(wanted.names), tuple(words))
+            decoded = plan.row_groups.decoded(group, alone([number], READ_ROWS))
+            return alone([number]) if decoded is None else decoded.cut(batch_rows)
+
         try:
-            for batch in _batches(parquet, batch_rows, groups, wanted.names, opened):
-                begin = max(first, done)
-                end = min(last, done + batch.num_rows)
-                if begin < end:
-                    rows = batch.slice(begin - done, end - begin)
-                    numbers = np.arange(begin, end) + 1
-                    yield conform_all(rows, wanted, file, plan.types), numbers
-                done += batch.num_rows
+            with opened or nullcontext():
+                for batch in _rows_of(groups, parts, alone, shared):
+                    begin = max(first, done)
+                    end = min(last, done + batch.num_rows)
+                    if begin < end:
+                        rows = batch.slice(begin - done, end - begin)
+                        numbers = np.arange(begin, end) + 1
+                        yield conform_all(rows, wanted, file, plan.types), numbers
+                    done += batch.num_rows
+                    if done >= last:
+                        break  # the rest of the group belongs to others
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
                 f"{file}: columns {wanted.names} cannot be read, got {first_line(error)}. Write "
@@ -165,6 +183,13 @@ def _groups_with(metadata: pq.FileMetaData, first: int, last: int) -> tuple[list
     return groups, rows_before
 
 
+def _partial(metadata: pq.FileMetaData, groups: list[int], first: int, last: int) -> set[int]:
+    """Return those row groups of which rows lie outside of `first` to `last`."""
+    ends = list(accumulate(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)))
+    begins = [0, *ends]
+    return {group for group in groups if begins[group] < first or ends[group] > last}
+
+
 def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
     """Return the fields to read, with dictionaries for the text that `plan` takes so."""
     fields: list[pa.Field] = []
@@ -197,10 +222,9 @@ def _batches(
     are fetched.
     """
     if opened is not None:
-        with opened:
-            for place, group in enumerate(groups):
-                opened.will_read(*_coming(parquet.metadata, groups[place:], names))
-                yield from parquet.iter_batches(batch_rows, row_groups=[group], columns=names)
+        for place, group in enumerate(groups):
+            opened.will_read(*_coming(parquet.metadata, groups[place:], names))
+            yield from parquet.iter_batches(batch_rows, row_groups=[group], columns=names)
         return
     at_once = [groups]
     kinds = [column.type for column in parquet.schema_arrow if column.name in names]
@@ -208,6 +232,21 @@ def _batches(
         at_once = [[group] for group in groups]
     for some in at_once:
         yield from parquet.iter_batches(batch_rows, row_groups=some, columns=names)
+
+
+def _rows_of(
+    groups: list[int],
+    parts: set[int],
+    alone: Callable[[list[int]], Iterator[pa.RecordBatch]],
+    shared: Callable[[int], Iterator[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of row groups; those of `parts` from what readers share."""
+    for is_part, run in groupby(groups, parts.__contains__):
+        if is_part:
+            for group in run:
+                yield from shared(group)
+        else:
+            yield from alone(list(run))
 
 
 def _types_of(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:
@@ -279,10 +318,16 @@ def _source_of(file: str) -> ObjectFile | None:
 
 
 def _open(
-    file: str, dictionaries: Sequence[str] = (), opened: ObjectFile | None = None
+    file: str,
+    dictionaries: Sequence[str] = (),
+    opened: ObjectFile | None = None,
+    shared: RowGroups | None = None,
 ) -> pq.ParquetFile:
     opened = opened or _source_of(file)
     footer = None if opened is None else _FOOTERS.get((file, opened.identity))
+    state = None if shared is None else state_of(file)
+    if shared is not None and state is not None:
+        footer = shared.footers.get(state)
     try:
         parquet = pq.ParquetFile(
             opened or open_bytes(file), read_dictionary=list(dictionaries), metadata=footer
@@ -293,6 +338,8 @@ def _open(
             "leave it out.",
             file,
         ) from error
+    if shared is not None and state is not None:
+        shared.footers[state] = parquet.metadata
     if opened is not None and footer is None:
         while len(_FOOTERS) >= _MOST_FOOTERS:
             _FOOTERS.pop(next(iter(_FOOTERS)), None)

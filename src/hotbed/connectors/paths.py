@@ -87,6 +87,15 @@ def size_of(file: str) -> int:
     return os.path.getsize(file)
 
 
+def state_of(file: str) -> tuple[str, int, int] | None:
+    """Return path, size and time of change of a local file; None if it is away, or an object."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return file, status.st_size, status.st_mtime_ns
+
+
 def folder_values(file: str) -> dict[str, str | None]:
     """Return the values that folders of a path name as `key=value`, as Hive's partitions do.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from hotbed.connectors.live import Live, SavedRows
+from hotbed.connectors.row_groups import RowGroups
 from hotbed.connectors.times import LATEST
 from hotbed.errors import SchemaError, printable
 
@@ -101,6 +102,7 @@ class ReadPlan:
             yields after `OPENED` one batch of rows for each, also empty ones. The position
             after the last one lies behind the block, the others lie before it.
         wishes: of a join of streams.
+        row_groups: those that the readers of other ranges need, too; None = there are none.
         max_ahead_seconds: events whose time lies further ahead of the clock are left out where a
             newest time decides; None = by the default of the source.
         time: the column and the unit of the schema's `Time`.
@@ -117,6 +119,7 @@ class ReadPlan:
     opens: bool = False
     grains: int = 1
     wishes: JoinWishes = NO_WISHES
+    row_groups: RowGroups | None = None
     max_ahead_seconds: float | None = None
     time: tuple[str, str] | None = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -368,24 +368,79 @@ class Batch:
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
         """Return all samples of `parts` (of one schema), in order (NumPy only)."""
-        if len(parts) == 1:
-            return parts[0]
-        first = parts[0]
-        counted = None
-        if any(part.counted is not None for part in parts):
-            counted = np.concatenate([_all_if_none(part) for part in parts])
-        previews = [part.previews for part in parts if part.previews is not None]
-        return Batch(
-            ids={name: Ids.concat([part.ids[name] for part in parts]) for name in first.ids},
-            dense={name: _joined([part.dense[name] for part in parts]) for name in first.dense},
-            labels={name: _joined([part.labels[name] for part in parts]) for name in first.labels},
-            weight=_joined([part.weight for part in parts]),
-            time=_joined([part.time for part in parts]),
-            num_samples=sum(part.num_samples for part in parts),
-            counted=counted,
-            impressions=_joined([part.impressions for part in parts]),
-            previews=Batch.concat(previews) if previews else None,
-        )
+        return joined([BatchSlice.of(part) for part in parts])
+
+
+class BatchSlice(NamedTuple):
+    """The samples `rows` of a batch, which are taken when they are joined with others.
+
+    Many runs of few samples cost a column of them, not a batch each.
+    """
+
+    batch: Batch
+    rows: slice
+
+    @classmethod
+    def of(cls, batch: Batch) -> BatchSlice:
+        """Return the run of all samples of a batch."""
+        return cls(batch, slice(0, batch.num_samples))
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return int(self.rows.stop - self.rows.start)
+
+
+def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
+    """Return the samples of runs (of one schema), in order (NumPy only).
+
+    Without `features` the batch has no ids and dense columns.
+    """
+    first = runs[0].batch
+    if len(runs) == 1:
+        whole = first if runs[0].num_samples == first.num_samples else first[runs[0].rows]
+        return whole if features else changed(whole, {"ids": {}, "dense": {}})
+
+    def column(values_of: Callable[[Batch], Any]) -> Any:
+        """Return a column of all runs; None if the first batch has none."""
+        if values_of(first) is None:
+            return None
+        return np.concatenate([values_of(batch)[rows] for batch, rows in runs])
+
+    counted = None
+    if any(batch.counted is not None for batch, _ in runs):
+        counted = np.concatenate([_all_if_none(batch)[rows] for batch, rows in runs])
+    ids: dict[str, Ids] = {}
+    dense: dict[str, Any] = {}
+    if features:
+        for name in first.ids:
+            plain = [
+                of_run.values[rows]
+                for batch, rows in runs
+                if (of_run := batch.ids[name]).offsets is None and of_run.weights is None
+            ]
+            if len(plain) == len(runs):  # the common case is short, because grains are many
+                ids[name] = Ids(np.concatenate(plain))
+            else:
+                ids[name] = Ids.concat([batch.ids[name][rows] for batch, rows in runs])
+        for name in first.dense:
+            dense[name] = np.concatenate([batch.dense[name][rows] for batch, rows in runs])
+    labels = {
+        name: np.concatenate([batch.labels[name][rows] for batch, rows in runs])
+        for name in first.labels
+    }
+    previews = [batch.previews for batch, _ in runs if batch.previews is not None]
+    return Batch(
+        ids=ids,
+        dense=dense,
+        labels=labels,
+        weight=column(lambda batch: batch.weight),
+        time=column(lambda batch: batch.time),
+        num_samples=sum(run.num_samples for run in runs),
+        counted=counted,
+        impressions=column(lambda batch: batch.impressions),
+        previews=Batch.concat(previews) if previews else None,
+    )
 
 
 def _joined(arrays: Sequence[Any]) -> Any:

@@ -22,7 +22,7 @@ from hotbed.connectors.source import Source
 from hotbed.connectors.status import SourceStatus
 from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.bad_rows import dead_letters, located
-from hotbed.data.batch import Batch, changed
+from hotbed.data.batch import Batch, BatchSlice, changed, joined
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of, shared_batch
@@ -528,12 +528,9 @@ class Dataset:
             return shared_batch(cut.runs, own, self.schema).at(position, self.encoder)
         runs = cut.runs
         if self._maps:
-            runs = [[self._mapped(Batch.concat(run))] if run else [] for run in runs]
-        batch = Batch.concat([part for run in runs for part in run])
-        batch = batch.at(position, self.encoder)
-        if len(runs) > 1:
-            batch = changed(batch, {"grain_ends": ends_of(runs)})
-        return batch
+            runs = [[BatchSlice.of(self._mapped(joined(run)))] if run else [] for run in runs]
+        batch = joined([part for run in runs for part in run]).at(position, self.encoder)
+        return batch if len(runs) == 1 else changed(batch, {"grain_ends": ends_of(runs)})
 
     def _mapped(self, batch: Batch) -> Batch:
         labels = [label for label in self.schema.labels if label.name in self._in_unit]
@@ -598,7 +595,7 @@ class Dataset:
             tally.has_begun = True
             self.encoder.forget_labels()
         try:
-            plan = replace(self._plan(), wishes=wishes, opens=True)
+            plan = tally.plan(replace(self._plan(), wishes=wishes, opens=True))
             for raw, after in self._source_rows.read(source, position, chunk_rows, plan):
                 if raw is OPENED:
                     before = after

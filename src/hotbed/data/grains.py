@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
+from hotbed.connectors.read_plan import ReadPlan
+from hotbed.connectors.row_groups import RowGroups
 from hotbed.connectors.source import Source
-from hotbed.data.batch import Batch, Ids, changed
+from hotbed.data.batch import Batch, BatchSlice, Ids, changed, joined
 from hotbed.data.order import Buffer
 from hotbed.data.schema import Schema
 from hotbed.errors import DecodeError
@@ -40,7 +42,7 @@ class Cut:
         place: members of the position after the batch.
     """
 
-    runs: Sequence[Sequence[Batch]]
+    runs: Sequence[Sequence[BatchSlice]]
     place: dict[str, Any]
 
 
@@ -57,15 +59,16 @@ class Lane:
         self._buffer: Buffer | None = None
         self._row = int(place["emitted"])  # of the buffer
 
-    def take(self, count: int) -> list[Batch]:
+    def take(self, count: int) -> list[BatchSlice]:
         """Return the next `count` rows, in parts; fewer at the end."""
-        parts: list[Batch] = []
+        parts: list[BatchSlice] = []
         while count and self.has_rows():
             assert self._buffer is not None
-            rows = self._buffer.rows[self._row : self._row + count]
-            parts.append(rows)
-            count -= rows.num_samples
-            self._row += rows.num_samples
+            rows = self._buffer.rows
+            first = self._row
+            self._row = min(first + count, rows.num_samples)
+            parts.append(BatchSlice(rows, slice(first, self._row)))
+            count -= self._row - first
             self.place = self._buffer.place(self._row)
         return parts
 
@@ -149,6 +152,11 @@ class Tally:
     num_rows: int = 0
     _num_ended: int = 0
     _is_whole: bool = True
+    _row_groups: RowGroups = field(default_factory=RowGroups)
+
+    def plan(self, plan: ReadPlan) -> ReadPlan:
+        """Return a plan by which lanes, if there are several, decode a row group once."""
+        return replace(plan, row_groups=self._row_groups) if self.lanes > 1 else plan
 
     def ended(self, num_rows: int, *, whole: bool) -> bool:
         """Count a lane that has ended; return whether all have, each read from its start."""
@@ -158,12 +166,12 @@ class Tally:
         return self._is_whole and self._num_ended == self.lanes
 
 
-def ends_of(runs: Sequence[Sequence[Batch]]) -> tuple[int, ...]:
+def ends_of(runs: Sequence[Sequence[BatchSlice]]) -> tuple[int, ...]:
     """Return the number of the sample before which the run of each grain ends."""
     return tuple(accumulate(sum(part.num_samples for part in run) for run in runs))
 
 
-def shared_batch(runs: Sequence[Sequence[Batch]], own: range, schema: Schema) -> Batch:
+def shared_batch(runs: Sequence[Sequence[BatchSlice]], own: range, schema: Schema) -> Batch:
     """Return the batch of these runs, of which other ranks have the features of other grains.
 
     Args:
@@ -171,11 +179,11 @@ def shared_batch(runs: Sequence[Sequence[Batch]], own: range, schema: Schema) ->
         own: the grains of this rank.
         schema: of the rows.
     """
-    outcomes = [changed(part, {"ids": {}, "dense": {}}) for run in runs for part in run]
-    whole = changed(Batch.concat(outcomes), {"grain_ends": ends_of(runs)})
+    outcomes = joined([part for run in runs for part in run], features=False)
+    whole = changed(outcomes, {"grain_ends": ends_of(runs)})
     own_runs = [run if grain in own else () for grain, run in enumerate(runs)]
-    parts = [part for run in own_runs for part in run] or [_no_rows(schema)]
-    return changed(Batch.concat(parts), {"grain_ends": ends_of(own_runs), "whole": whole})
+    parts = [part for run in own_runs for part in run] or [BatchSlice.of(_no_rows(schema))]
+    return changed(joined(parts), {"grain_ends": ends_of(own_runs), "whole": whole})
 
 
 def failed_batch(schema: Schema, grains: int) -> Batch:

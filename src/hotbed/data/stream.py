@@ -10,7 +10,7 @@ from hotbed import checks
 from hotbed.connectors.live import Live, steady
 from hotbed.connectors.position import Position
 from hotbed.connectors.source import Source
-from hotbed.data.batch import Batch, changed
+from hotbed.data.batch import Batch, BatchSlice, changed
 from hotbed.data.grains import Cut
 from hotbed.data.order import Encoded, place_at
 from hotbed.data.schema import Schema
@@ -46,7 +46,7 @@ class StreamCuts:
 
         A cut in the journal, or a new one after idle time, ends a batch early.
         """
-        parts: list[Batch] = []
+        parts: list[BatchSlice] = []
         skip = int(start["skip"])
         rows = int(start["rows"])  # in batches that were handed out
         pending = 0  # rows in `parts`
@@ -67,7 +67,7 @@ class StreamCuts:
                 if previews:
                     part = changed(part, {"previews": Batch.concat(previews)})
                     previews = []
-                parts.append(part)
+                parts.append(BatchSlice.of(part))
                 row = row + part.num_samples
                 pending = pending + part.num_samples
                 place = place_at(before, row)
@@ -130,7 +130,7 @@ class StreamCuts:
         return self.live.journal.decide("cut", end, dict, dense=True) is not None
 
 
-def _runs_of(grains: Sequence[Batch], batch_size: int) -> list[list[list[Batch]]]:
+def _runs_of(grains: Sequence[Batch], batch_size: int) -> list[list[list[BatchSlice]]]:
     """Return the runs of each batch of a block; batches without rows are left out.
 
     Batch j of J takes the rows j n / J to (j + 1) n / J of a grain of n rows. The bounds are
@@ -138,15 +138,15 @@ def _runs_of(grains: Sequence[Batch], batch_size: int) -> list[list[list[Batch]]
     """
     num_rows = sum(grain.num_samples for grain in grains)
     num_batches = -(-num_rows // batch_size)
-    batches: list[list[list[Batch]]] = []
+    batches: list[list[list[BatchSlice]]] = []
     for number in range(num_batches):
-        runs: list[list[Batch]] = []
+        runs: list[list[BatchSlice]] = []
         for place, grain in enumerate(grains):
             shift = place * num_batches // len(grains)
             begin, end = (
                 (count * grain.num_samples + shift) // num_batches for count in (number, number + 1)
             )
-            runs.append([grain[begin:end]] if begin < end else [])
+            runs.append([BatchSlice(grain, slice(begin, end))] if begin < end else [])
         if any(runs):
             batches.append(runs)
     return batches

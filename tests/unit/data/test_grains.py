@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,15 @@ from hotbed.connectors import (
     Raw,
     Replay,
     Source,
+    parquet,
 )
+from hotbed.connectors.row_groups import Decoded, RowGroup, RowGroups
 from hotbed.data import Batch, Dataset, Dense, Id, Label, Schema, Time
 from hotbed.data.batch import changed
 from hotbed.data.grains import Cut
 from hotbed.data.order import place_at
 from hotbed.data.stream import Block, StreamCuts
+from hotbed.data.transforms import Hash
 from hotbed.errors import ConfigError, DecodeError
 
 pytestmark = pytest.mark.core
@@ -173,7 +178,7 @@ def test_batches_of_a_block_share_the_rows_of_each_grain(
     whole = cuts(start)
     assert [sum(part.num_samples for run in cut.runs for part in run) for cut in whole] == expected
     for grain, size in enumerate(sizes):
-        parts = [part.labels["label"] for cut in whole for part in cut.runs[grain]]
+        parts = [run.batch.labels["label"][run.rows] for cut in whole for run in cut.runs[grain]]
         assert np.concatenate([np.arange(0), *parts]).tolist() == list(range(size))
     for number, cut in enumerate(whole[:-1], 1):
         assert [c.place for c in cuts(Position(cut.place))] == [c.place for c in whole[number:]]
@@ -236,6 +241,82 @@ def test_a_rank_reads_the_features_of_its_grains_and_the_labels_of_all(
         assert begins is not None
         rest = list(data.resume(begins).epoch(0, own))
         assert [batch.num_samples for batch in rest] == [b.num_samples for b in batches[3:]]
+
+
+@pytest.mark.parametrize("shared_bytes", [1 << 28, 20_000, 0])
+@pytest.mark.parametrize("group_rows", [300, 97, 40, 10])
+def test_a_row_group_of_several_grains_is_decoded_once(
+    group_rows: int, shared_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are those of rows in memory, also of a resumed epoch and where groups are large."""
+    bags = pa.array([[row] * (row % 3) for row in range(960)], pa.list_(pa.int64()))
+    words = pa.array([f"word {row % 50}" for row in range(960)])
+    pairs = pa.array([[float(row), 0.5] for row in range(960)], pa.list_(pa.float32(), 2))
+    memory = Memory({**columns(960), "bag": bags, "word": words, "pair": pairs})
+    pq.write_table(memory.table, tmp_path / "rows.parquet", row_group_size=group_rows)
+    decoded: Counter[int] = Counter()
+
+    def counted(file: Any, rows: int, groups: list[int], *arguments: Any) -> Any:
+        decoded.update(groups)
+        yield from read(file, rows, groups, *arguments)
+
+    read = parquet._batches
+    monkeypatch.setattr(parquet, "_batches", counted)
+    monkeypatch.setattr("hotbed.data.dataset.READ_ROWS", 256)  # of all 16 grains together
+    held: list[Any] = []
+
+    def watched(self: RowGroups, group: RowGroup, batches: Any) -> Decoded | None:
+        self.most_bytes = shared_bytes
+        result = share(self, group, batches)
+        held.extend([] if result is None else [weakref.ref(result)])
+        return result
+
+    share = RowGroups.decoded
+    monkeypatch.setattr(RowGroups, "decoded", watched)
+    schema = Schema(
+        [
+            Label("label"),
+            Id("row"),
+            Id("bag"),
+            Id("word", transforms=[Hash()]),
+            Dense("pair", width=2),
+        ]
+    )
+    whole: list[Batch] = []
+    for source in (memory, Parquet(tmp_path / "rows.parquet")):
+        data = Dataset(source, schema, 64, prefetch=0)
+        data.divide(16)
+        batches = list(data.epoch(0))
+        for batch, expected in zip(batches, whole, strict=True) if whole else ():
+            assert_same(batch, expected)
+        whole = batches
+    if shared_bytes == 1 << 28:  # twice where one grain ends with a group, and one begins with it
+        assert max(decoded.values()) == (2 if group_rows == 40 else 1)
+    assert not any(decoded_group() for decoded_group in held)
+    position = whole[4].position
+    assert position is not None
+    for batch, expected in zip(data.resume(position).epoch(0), whole[5:], strict=True):
+        assert_same(batch, expected)
+
+
+def test_a_damaged_row_group_costs_grains_what_it_costs_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.parquet"
+    layout = {"use_dictionary": False, "data_page_size": 400, "write_batch_size": 50}
+    pq.write_table(pa.table(columns(1000)), file, row_group_size=500, **layout)
+    column = pq.ParquetFile(file).metadata.row_group(0).column(1)
+    data = bytearray(file.read_bytes())
+    begin = column.data_page_offset + column.total_compressed_size // 2
+    data[begin : begin + 300] = b"\xff" * 300
+    file.write_bytes(data)
+    monkeypatch.setattr("hotbed.data.dataset.READ_ROWS", 256)
+    together = [runs(batch) for batch in make(Parquet(file), grains=8, on_error="skip")]
+    monkeypatch.setattr(RowGroups, "decoded", lambda *_: None)
+    assert [runs(batch) for batch in make(Parquet(file), grains=8, on_error="skip")] == together
+    lengths = [sum(len(batch[grain]) for batch in together) for grain in range(8)]
+    assert lengths[0] == 125 > lengths[3]
+    assert lengths[4:] == [125] * 4
 
 
 def assert_same(batch: Batch, expected: Batch) -> None:
