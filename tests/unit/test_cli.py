@@ -105,6 +105,7 @@ def test_verbs_and_flags_are_frozen() -> None:
     job = ["--set", "job_file"]
     assert flags == {
         "train": ["--ranks", "--restart", *job],
+        "check": job,
         "online": ["--max-seconds", "--max-steps", "--ranks", *job],
         "evaluate": ["--ranks", *job],
         "predict": ["--out", "--ranks", "--set", "files", "what"],

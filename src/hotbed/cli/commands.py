@@ -102,6 +102,22 @@ def train(
 
 
 @app.command()
+def check(job_file: JobFile, assignments: Assignments = None) -> None:
+    """Ask within seconds whether the job can run here; exit with 1 if it cannot.
+
+    Secrets, files, topics, rights and room, the first rows of each source, memory, the state that
+    it resumes from, and what has changed since. See docs/jobs.md.
+    """
+    from hotbed.cli import show
+    from hotbed.job.check import check as check_job
+
+    answers = check_job(_read(job_file, assignments))
+    show.print_answers(answers)
+    if any(answer.outcome == "error" for answer in answers):
+        raise typer.Exit(1)
+
+
+@app.command()
 def plan(
     job_file: JobFile,
     ranks: Annotated[

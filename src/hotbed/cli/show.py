@@ -17,6 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
 from hotbed.cli.launch import RankFailure
+from hotbed.job.check import JobAnswer
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import (
     ColumnFacts,
@@ -170,6 +171,16 @@ def print_job(job: JobFacts) -> None:
         print(job.model)
     if job.join:
         print_join(job.join)
+
+
+def print_answers(answers: Iterable[JobAnswer]) -> None:
+    """Print the answers to questions about a job."""
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    grid = Grid("question", "", "answer")
+    for answer in answers:
+        outcome = f"[{colours[answer.outcome]}]{answer.outcome}[/]"
+        grid.add_row(escape(answer.question), outcome, escape(answer.text))
+    console.print(grid)
 
 
 def print_join(join: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job: everything a training run is, as one value, as a file, and as a draft of one.
 
+check.py              whether a job can run here: questions and answers
 dialect.py            dialects: training files of other systems
 draft.py              draft a first job for a data file by looking at its columns
 draft_preparation.py  draft a first preparation for a data file
@@ -12,7 +13,6 @@ line.py               a line of a drafted job, and the reason for it
 moments.py            find the time of events among columns, and repeats of it
 planning.py           the plan of a job on several processes: predictions and notes
 plan_page.py          the picture of a plan
-ready.py              whether everything that a job reads and writes is there, before it learns
 ranks.py              a job on several processes: which can run there, and what the first does
 roles.py              guess the roles of columns
 run.py                the work of the commands, one function each

@@ -17,6 +17,7 @@ from hotbed import config
 from hotbed.connectors import Live
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
+from hotbed.job.check import check_resume, check_start
 from hotbed.job.dialect import Dialect, dialect_of
 from hotbed.job.draft import Sample, draft, source_of
 from hotbed.job.draft_preparation import draft_preparation
@@ -24,7 +25,6 @@ from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, igno
 from hotbed.job.file import read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
-from hotbed.job.ready import check_job
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
 from hotbed.job.tables import AS_SAVED, StateSettings
 from hotbed.persist.container.format import read_newest
@@ -173,6 +173,7 @@ def online(
             model = job.rec_model(schema)
             with together():
                 check_unchanged(job, newest_state, model)
+            from_first(lambda: check_resume(job))
         else:
             job = for_ranks(job, num_ranks())
             learning = _Learning(job, report, progress)
@@ -235,7 +236,7 @@ class _Learning:
         """Return a model that has learned the job's `train`."""
         job = self._job
         assert job.train is not None
-        from_first(lambda: check_job(job))
+        from_first(lambda: check_start(job))
         model = self.new_model()
         self._begin(model, "train")
         valid = None

@@ -163,7 +163,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     with contextlib.closing(_batches(job, model)) as every_batch:
         batches = list(islice(every_batch, BATCHES))
     steps = _step_seconds(job, schema, batches)
-    counted, sampled, read_seconds = _read(job, model)
+    counted, sampled, read_seconds = read_ids(job, model)
     facts = [
         facts_of(table, tables.tier_of(name), counted[name], job, sampled, rows.get(name))
         for name, table in _tables_of(model).items()
@@ -336,11 +336,20 @@ def _saved(model: RecModel) -> tuple[float, int]:
         return seconds, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, float]:
-    """Return the ids of each table, what was read, and the seconds to read a batch of the job."""
+def read_ids(
+    job: Job, model: RecModel, batch_size: int = SAMPLE_ROWS, total: int | None = None
+) -> tuple[dict[str, DistinctIds], Sampled, float]:
+    """Return the ids of each table, what was read, and the seconds to read a batch of the job.
+
+    Args:
+        job: its `train` is read.
+        model: of the job.
+        batch_size: samples that are read at a time.
+        total: samples of the data, if `train` has only the first of them.
+    """
     assert job.train is not None
     in_order = replace(job, fit=replace(job.fit, shuffle=0))
-    data = in_order.dataset(job.train, model.schema, batch_size=SAMPLE_ROWS)
+    data = in_order.dataset(job.train, model.schema, batch_size=batch_size)
     data.prefetch = 0
     counted = {name: DistinctIds() for name in _tables_of(model)}
     samples = 0
@@ -359,7 +368,8 @@ def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, f
         for name, ids in _ids_of(model, batch):
             counted[name].add(ids.values)
         growth[samples] = {name: len(distinct) for name, distinct in counted.items()}
-    total = samples if whole else data.num_rows
+    if total is None:
+        total = samples if whole else data.num_rows
     expected = expected_ids(growth, total or samples)
     return (
         counted,
