@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one answer costs a server: `hotbed serve` over JSON, binary tensors and gRPC, beside the same
-network in ONNX Runtime behind FastAPI.
+"""What one answer costs a server: `hotbed serve` over JSON, binary tensors and gRPC, with and without
+a log of requests, beside the same network in ONNX Runtime behind FastAPI.
 
 A request: a user and some items, to the small DeepFM of `serve_load.py`. Clients are threads of this
 process that ask again once they are answered. The servers are measured in turn. The figure is the
@@ -8,8 +8,8 @@ processor time of a server a request, of all its threads and of the kernel on it
 least of all rounds: other work on the machine only adds to it.
 
 Prints a JSON line for each kind of request, number of candidates, number of clients and server: the
-least and the median processor milliseconds, the median latency of the best round, and for ours the
-ratio of the least ones to the peer's.
+least and the median processor milliseconds, the median and the 99th percentile of the latency in the
+best round, for ours the ratio of the least ones to the peer's, and with a log that to ours without.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def measure(
     pid: int,
     clients: int,
     requests: int,
-) -> tuple[float, float]:
-    """Return processor and median latency milliseconds of a request."""
+) -> tuple[float, float, float]:
+    """Return milliseconds of a request: of processors, and the median and high latency."""
     asks = [ask_of() for _ in range(clients)]
     for ask in asks:
         ask(bodies[0])  # the connection is there
@@ -90,7 +90,8 @@ def measure(
     for thread in threads:
         thread.join()
     cost = (run_seconds(pid) - before) / len(seconds)
-    return cost * 1e3, float(np.median(seconds)) * 1e3
+    middle, high = np.percentile(seconds, [50, 99])
+    return cost * 1e3, float(middle) * 1e3, float(high) * 1e3
 
 
 def main() -> None:
@@ -108,29 +109,39 @@ def main() -> None:
         serve = ("-m", "hotbed.cli", "serve", f"m={root / 'exported'}", "--http-port", "0")
         load = str(Path(__file__).with_name("serve_load.py"))
         peer = (load, "--as", "onnx", "--folder", str(root / "model.onnx"))
-        with started(*serve, "--grpc-port", "0") as ours, started(*peer) as theirs:
+        serve = (*serve, "--grpc-port", "0")
+        logs = ("--set", f"log={root / 'log'}")
+        with started(*serve) as ours, started(*serve, *logs) as logging, started(*peer) as theirs:
             for kind in a.kinds:
                 for candidates in a.candidates:
                     for clients in a.clients:
-                        compare(kind, candidates, clients, a, ours, theirs)
+                        compare(kind, candidates, clients, a, (ours, logging, theirs))
 
 
 def compare(
-    kind: str, candidates: int, clients: int, a: argparse.Namespace, ours: Started, theirs: Started
+    kind: str,
+    candidates: int,
+    clients: int,
+    a: argparse.Namespace,
+    processes: tuple[Started, Started, Started],
 ) -> None:
-    """Measure both servers in turn, and print a line for each."""
-    servers = {"hotbed": (kind, CALLERS[kind], ours[0].pid, ours[1][kind == "grpc"])}
+    """Measure the servers in turn, and print a line for each."""
+    ours, logging, theirs = processes
+    servers = {
+        "hotbed": (kind, CALLERS[kind], ours[0].pid, ours[1][kind == "grpc"]),
+        "hotbed, log": (kind, CALLERS[kind], logging[0].pid, logging[1][kind == "grpc"]),
+    }
     if kind != "grpc":
         peer_kind = "bytes" if kind == "binary" else kind
         servers["onnx fastapi"] = (peer_kind, "onnx fastapi", theirs[0].pid, theirs[1][0])
-    costs = {server: list[tuple[float, float]]() for server in servers}
+    costs = {server: list[tuple[float, float, float]]() for server in servers}
     for round_ in range(a.rounds + 1):
         for server, (body_kind, caller_kind, pid, port) in servers.items():
             bodies = [make_body(body_kind, candidates, seed) for seed in range(BODIES)]
             cost = measure(partial(caller, caller_kind, port), bodies, pid, clients, a.requests)
             if round_:  # the first one warms up
                 costs[server].append(cost)
-    least = {server: min(cost for cost, _ in each) for server, each in costs.items()}
+    least = {server: min(cost for cost, _, _ in each) for server, each in costs.items()}
     for server, each in costs.items():
         line = {
             "server": server,
@@ -138,11 +149,14 @@ def compare(
             "candidates": candidates,
             "clients": clients,
             "cpu_ms": round(least[server], 3),
-            "median_cpu_ms": round(float(np.median([cost for cost, _ in each])), 3),
-            "p50_ms": round(min(latency for _, latency in each), 3),
+            "median_cpu_ms": round(float(np.median([cost for cost, _, _ in each])), 3),
+            "p50_ms": round(min(middle for _, middle, _ in each), 3),
+            "p99_ms": round(min(high for _, _, high in each), 3),
         }
-        if server == "hotbed" and len(servers) > 1:
+        if server == "hotbed" and "onnx fastapi" in least:
             line["ratio"] = round(least[server] / least["onnx fastapi"], 2)
+        if server == "hotbed, log":
+            line["ratio"] = round(least[server] / least["hotbed"], 2)
         print(json.dumps(line), flush=True)
 
 

@@ -4,30 +4,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hotbed.connectors.follow import Follow
 from hotbed.connectors.kafka.kafka import Kafka
 from hotbed.connectors.messages import Arrow
 from hotbed.connectors.parquet import Parquet
-from hotbed.connectors.position import Batches, Position, RowPlace
+from hotbed.connectors.position import MARKS, OPENED, Batches, Position, RowPlace
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.errors import ConfigError
-
-FORMAT = "hotbed.requests.1"
-"""The key of what a part says of itself, in the metadata of its columns."""
+from hotbed.connectors.status import SourceReading, ended, status_of
+from hotbed.errors import ConfigError, SchemaError
 
 OWN_COLUMNS = (
     "request_id",
-    "position",
+    "candidates",
     "version",
     "digest",
     "route",
@@ -35,14 +34,20 @@ OWN_COLUMNS = (
     "latency",
     "dropped",
 )
-"""The columns that a log adds to the raw columns of a request, beside its scores."""
+"""The columns of a logged request that are not lists; raw columns and scores are."""
 
+POSITION = "position"
+"""The place of a candidate in its request, which `RequestLog` adds."""
+
+_INTO = "into"
+"""Member of a position: rows that were read of the requests behind it."""
 _KAFKA = "kafka://"
 _PARTS = "*.parquet"
+_USUAL_ROWS = 64  # candidates of a request, to read about as many rows as are wanted
 
 
 def own_name(column: str, inputs: Collection[str]) -> str:
-    """Return the name of a column that the log adds: another one if an input has it."""
+    """Return the name of a column that the server adds: another one if an input has it."""
     return f"served_{column}" if column in inputs else column
 
 
@@ -69,10 +74,11 @@ class RequestLog(Source):
     A row has the raw columns of the request as they were scored, and these of the server:
 
     * `request_id`, and `position`, the place of the candidate in its request, from 0 on
+    * `candidates`, the number of candidates of the request
     * `score`, or `score_LABEL` for each of several labels
     * `version` and `digest` of the state that scored, and `route`, why it did
     * `served_at`, the time of the answer, and `latency` in seconds
-    * `dropped`, the number of requests before this one that are not in the log
+    * `dropped`, the number of requests before this request that are not in the log
 
     If an input of the model has such a name, the column of the server is called `served_NAME`.
 
@@ -103,8 +109,8 @@ class RequestLog(Source):
             )
 
     @cached_property
-    def _rows(self) -> Source:
-        """The source that reads the parts."""
+    def _requests(self) -> Source:
+        """The source that reads the logged requests."""
         address = topic_of(self.where)
         if address is not None:
             servers, topic = address
@@ -114,7 +120,29 @@ class RequestLog(Source):
         return Parquet(os.path.join(self.where, _PARTS))
 
     def schema(self) -> pa.Schema:
-        return self._rows.schema()
+        return _rows_schema(self._requests.schema())
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return _rows_schema(self._requests.inferred)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._requests.settings
+
+    @property
+    def endless(self) -> bool:
+        return self._requests.endless
+
+    def commit(self, position: Position) -> None:
+        self._requests.commit(position)
+
+    def locate(self, position: Position, back: int) -> RowPlace:
+        place = self._requests.locate(position, 0)
+        return replace(place, number=None)  # it counts requests
+
+    def words_for(self, place: Mapping[str, Any]) -> str:
+        return self._requests.words_for(place)
 
     def read(
         self,
@@ -122,38 +150,100 @@ class RequestLog(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return self._rows.read(position, batch_rows, plan)
+        names = None
+        if plan.columns is not None:
+            whole = self._requests.schema()
+            names = {name: None for name in (*plan.columns, _own(whole, "candidates"))}
+            names.pop(_position_name(whole), None)
+        wanted = replace(
+            plan, columns=None if names is None else tuple(names), types={}, opens=True
+        )
+        requests = self._requests.read(position, max(1, batch_rows // _USUAL_ROWS), wanted)
+        rows = _rows(requests, position, batch_rows, plan)
+        return SourceReading(rows, lambda: status_of(requests))
 
-    @property
-    def inferred(self) -> pa.Schema:
-        return self._rows.inferred
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return self._rows.settings
+def _rows(
+    requests: Batches, begin: Position | None, batch_rows: int, plan: ReadPlan
+) -> Iterator[tuple[pa.RecordBatch, Position]]:
+    """Yield the candidates of requests; a position may lie within them."""
+    before = begin
+    skip = 0 if begin is None else int(begin.state.get(_INTO, 0))
+    with ended(requests):
+        for batch, after in requests:
+            if not batch.num_rows:
+                if batch is not OPENED or plan.opens or "block" in after.state:
+                    yield batch, after
+                before = after
+                continue
+            assert before is not None  # OPENED came first
+            rows = _candidates(batch, plan)
+            start = skip
+            skip = max(0, skip - rows.num_rows)
+            while start < rows.num_rows:
+                end = min(start + batch_rows, rows.num_rows)
+                is_whole = end == rows.num_rows
+                place = after if is_whole else Position({**before.state, _INTO: end})
+                yield rows.slice(start, end - start), place
+                start = end
+            before = after
 
-    @property
-    def endless(self) -> bool:
-        return self._rows.endless
 
-    @property
-    def divisible(self) -> bool:
-        return self._rows.divisible
+def _candidates(requests: pa.RecordBatch, plan: ReadPlan) -> pa.RecordBatch:
+    """Return a row for each candidate of some requests."""
+    schema = requests.schema
+    counts = requests[_own(schema, "candidates")].to_numpy()
+    places = pa.array(np.repeat(np.arange(len(counts)), counts))
+    columns = dict[str, pa.Array]()
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        values = requests[name]
+        if name in MARKS or (plan.columns is not None and name not in plan.columns):
+            continue
+        columns[name] = _of_candidates(values, counts) if _is_list(kind) else values.take(places)
+    position = _position_name(schema)
+    if plan.columns is None or position in plan.columns:
+        starts = np.cumsum(counts) - counts
+        columns[position] = pa.array(np.arange(counts.sum()) - np.repeat(starts, counts))
+    marks = {name: requests[name].take(places) for name in MARKS if name in schema.names}
+    whole = {**columns, **marks}
+    return pa.RecordBatch.from_arrays(list(whole.values()), names=list(whole))
 
-    def commit(self, position: Position) -> None:
-        self._rows.commit(position)
 
-    def num_rows(self) -> int | None:
-        return self._rows.num_rows()
+def _of_candidates(values: pa.Array, counts: NDArray[np.int64]) -> pa.Array:
+    """Return the values of candidates, of which a request has one that holds for all, or each."""
+    lengths = values.value_lengths().to_numpy()
+    flat = values.flatten()
+    if np.array_equal(lengths, counts):
+        return flat
+    starts = np.cumsum(lengths) - lengths
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    within[np.repeat(lengths == 1, counts)] = 0
+    return flat.take(pa.array(np.repeat(starts, counts) + within))
 
-    def locate(self, position: Position, back: int) -> RowPlace:
-        return self._rows.locate(position, back)
 
-    def words_for(self, place: Mapping[str, Any]) -> str:
-        return self._rows.words_for(place)
+def _rows_schema(requests: pa.Schema) -> pa.Schema:
+    """Return names and types of the rows of candidates."""
+    fields = []
+    for column in requests:
+        kind = column.type.value_type if _is_list(column.type) else column.type
+        fields.append(pa.field(column.name, kind))
+    return pa.schema([*fields, pa.field(_position_name(requests), pa.int64())])
 
-    def parts(self, count: int) -> list[Source]:
-        return self._rows.parts(count)
 
-    def share(self, begin: Fraction, end: Fraction) -> Source:
-        return self._rows.share(begin, end)
+def _own(requests: pa.Schema, column: str) -> str:
+    """Return the name of a column of the server."""
+    for name in (own_name(column, (column,)), column):
+        if name in requests.names and not _is_list(requests.field(name).type):
+            return name
+    raise SchemaError(
+        f"request log: no column {column!r}, got {requests.names}. Give a folder or a topic that a "
+        "server writes: hotbed serve --set log=…"
+    )
+
+
+def _position_name(requests: pa.Schema) -> str:
+    return own_name(POSITION, requests.names)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind))

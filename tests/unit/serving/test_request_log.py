@@ -24,7 +24,12 @@ import hotbed as hb
 from hotbed.cli.commands import app
 from hotbed.errors import ConfigError, DataError
 from hotbed.serving.request_log.folder import LogFolder, PartLimits
-from hotbed.serving.request_log.records import Anonymity, AnsweredRequest, alike_requests, rows_of
+from hotbed.serving.request_log.records import (
+    Anonymity,
+    AnsweredRequest,
+    alike_requests,
+    records_of,
+)
 from hotbed.serving.request_log.writer import RequestLogWriter
 from hotbed.serving.server.options import LogOptions
 from hotbed.serving.server.scoring.models import Models
@@ -38,12 +43,19 @@ SOON = {"log_flush_seconds": 0.02, "log_part_seconds": 0.1}
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all closed parts, with the columns of each."""
+    """The candidates of all closed parts, with the columns of each."""
     rows = []
     for part in sorted(folder.glob("*.parquet")):
-        for batch, _ in hb.sources.Parquet(part).read():
+        for batch, _ in candidates_of(hb.sources.Parquet(part)):
             rows += batch.to_pylist()
     return rows
+
+
+def candidates_of(requests: hb.sources.Source) -> Any:
+    """The rows of a log whose requests a source reads."""
+    log = hb.sources.RequestLog("")
+    vars(log)["_requests"] = requests
+    return log.read()
 
 
 def request(name: str = "r", columns: Any = None, n: int = 1, **changes: Any) -> AnsweredRequest:
@@ -157,13 +169,13 @@ def test_every_kind_of_column_comes_back(
         for number, (n, columns, context) in enumerate(requests)
     ]
     for alike in alike_requests(answered):
-        folder.append(rows_of("a/b", alike, Anonymity()))
+        folder.append(records_of("a/b", alike, Anonymity()))
     folder.close()
     found: dict[str, list[Any]] = {}
     for part in folder.path.glob("*.parquet"):
-        table = pa.parquet.read_table(part)
-        for row in table.to_pylist():
-            found.setdefault(row["request_id"], []).append((row, table.schema))
+        for batch, _ in candidates_of(hb.sources.Parquet(part)):
+            for row in batch.to_pylist():
+                found.setdefault(row["request_id"], []).append((row, batch.schema))
     for number, (n, columns, context) in enumerate(requests):
         rows = found.pop(str(number))
         assert len(rows) == n
@@ -176,30 +188,36 @@ def test_every_kind_of_column_comes_back(
     assert not found
 
 
-def test_a_column_of_the_log_takes_another_name_than_an_input() -> None:
-    rows = rows_of("m", [request(columns={"position": np.array([7])})], Anonymity())
-    assert rows["position"].to_pylist() == [7]
-    assert rows["served_position"].to_pylist() == [0]
+def test_a_column_of_the_log_takes_another_name_than_an_input(tmp_path: Path) -> None:
+    columns = {name: np.array([7]) for name in ("position", "candidates", "score")}
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    folder.append(records_of("m", [request(columns=columns)], Anonymity()))
+    folder.close()
+    (row,) = read_log(folder.path)
+    assert [row[name] for name in columns] == [7, 7, 7]
+    assert [row[f"served_{name}"] for name in columns] == [0, 1, 0.0]
 
 
 def test_columns_are_omitted_or_hashed_by_a_key() -> None:
     columns = {"user": np.array([5, 6, 5]), "email": pa.array(["a", None, "b"]), "ip": np.arange(3)}
     hidden = Anonymity(omit=["ip"], hash=["user", "email"], key=b"k" * 16)
-    rows = rows_of("m", [request(columns=columns, n=3)], hidden)
-    other = rows_of("m", [request(columns=columns, n=3)], Anonymity(hash=["user"], key=b"q" * 16))
+    rows = records_of("m", [request(columns=columns, n=3)], hidden)
+    other = records_of(
+        "m", [request(columns=columns, n=3)], Anonymity(hash=["user"], key=b"q" * 16)
+    )
     assert "ip" not in rows.schema.names
-    users = rows["user"].to_pylist()
+    users = rows["user"].to_pylist()[0]
     assert users[0] == users[2] != users[1]
-    assert rows["email"].to_pylist()[1] is None
-    assert users != other["user"].to_pylist()
+    assert rows["email"].to_pylist()[0][1] is None
+    assert users != other["user"].to_pylist()[0]
 
 
 def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) -> None:
     gone = LogFolder(tmp_path, "m", LIMITS)
-    gone.append(rows_of("m", [request("whole")], Anonymity()))
+    gone.append(records_of("m", [request("whole")], Anonymity()))
     living = LogFolder(tmp_path, "m", LIMITS)  # does not touch what is still written
     assert read_log(living.path) == []
-    gone.append(rows_of("m", [request("torn")], Anonymity()))
+    gone.append(records_of("m", [request("torn")], Anonymity()))
     (part,) = gone._parts.values()
     part.leave()
     part.path.write_bytes(part.path.read_bytes()[:-9])  # as a kill in a write leaves it
@@ -211,7 +229,7 @@ def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) 
 def test_the_oldest_parts_go_beyond_the_bytes_of_a_log(tmp_path: Path) -> None:
     folder = LogFolder(tmp_path, "m", PartLimits(1, 100.0, 12_000))
     for number in range(6):
-        folder.append(rows_of("m", [request(str(number))], Anonymity()))
+        folder.append(records_of("m", [request(str(number))], Anonymity()))
         folder.rotate()
     kept = [row["request_id"] for row in read_log(folder.path)]
     assert kept == [str(number) for number in range(6 - len(kept), 6)]
@@ -308,7 +326,7 @@ def test_a_join_of_the_log_with_clicks_is_that_of_a_dict(tmp_path: Path) -> None
     clicks = sorted({(str(number), int(item)) for number, item in seed.integers(0, 20, (80, 2))})
     for number in range(20):
         shown = request(str(number), n=20, time=1_000_000 * number)
-        folder.append(rows_of("m", [shown], Anonymity()))
+        folder.append(records_of("m", [shown], Anonymity()))
         folder.rotate()
     folder.close()
     times = pa.array([1_000_000 * (int(name) + 1) for name, _ in clicks], pa.timestamp("us", "UTC"))
@@ -349,12 +367,43 @@ def test_a_topic_holds_the_log() -> None:
     assert rows == [(str(number), place) for number in range(3) for place in range(2)]
 
 
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(1, 4), st.data())
+def test_reading_resumes_between_the_candidates_of_a_request(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], batch_rows: int, data: Any
+) -> None:
+    folder = LogFolder(tmp_path_factory.mktemp("log"), "m", LIMITS)
+    for number, n in enumerate(counts):
+        context = {"user": np.array([number])}
+        row = request(str(number), {"item": np.arange(n)}, n, context=context)
+        folder.append(records_of("m", [row], Anonymity()))
+    folder.close()
+    expected = [
+        (str(number), place, number) for number, n in enumerate(counts) for place in range(n)
+    ]
+    log = hb.sources.RequestLog(folder.path, follow=False)
+
+    def read(position: Any, batch_rows: int) -> Iterator[tuple[list[Any], Any]]:
+        plan = hb.sources.ReadPlan(columns=("request_id", "position", "user"))
+        for batch, after in log.read(position, batch_rows, plan):
+            assert batch.num_rows <= batch_rows
+            rows = [tuple(row.values()) for row in batch.to_pylist()]
+            yield [(name, place, user) for name, user, place in rows], after
+
+    places = list(read(None, batch_rows))
+    assert [row for rows, _ in places for row in rows] == expected
+    stop = data.draw(st.integers(0, len(places) - 1))
+    done = [row for rows, _ in places[: stop + 1] for row in rows]
+    position = hb.sources.Position.from_json(places[stop][1].to_json())
+    rest = read(position, data.draw(st.integers(1, 9)))
+    assert done + [row for rows, _ in rest for row in rows] == expected
+
+
 def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     folder = LogFolder(tmp_path, "m", PartLimits(1, 100.0, 1 << 30))
     rows = list[str]()
     reading = hb.sources.RequestLog(folder.path).read()
     for number in range(3):
-        folder.append(rows_of("m", [request(str(number))], Anonymity()))
+        folder.append(records_of("m", [request(str(number))], Anonymity()))
         folder.rotate()
         while len(rows) <= number:
             batch, _ = next(reading)
@@ -378,7 +427,7 @@ def test_a_log_is_scored_again_by_another_model(exported: Path, tmp_path: Path) 
     for number, digest in enumerate([session.model.digest, "another"]):
         outputs = {"label": scores + np.float32(number)}
         row = request(str(number), asked, 6, outputs=outputs, version=number, digest=digest)
-        folder.append(rows_of("m", [row], Anonymity()))
+        folder.append(records_of("m", [row], Anonymity()))
     folder.close()
     result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
     assert result.exit_code == 0, result.output
@@ -387,14 +436,14 @@ def test_a_log_is_scored_again_by_another_model(exported: Path, tmp_path: Path) 
     assert other[0], other[2:6] == ("1", ["1", "6", "6", "1"])
     wrong = {"label": np.nextafter(scores, np.float32(2))}
     row = request("wrong", asked, 6, outputs=wrong, digest=session.model.digest)
-    folder.append(rows_of("m", [row], Anonymity()))
+    folder.append(records_of("m", [row], Anonymity()))
     folder.close()
     assert CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)]).exit_code == 1
 
 
 def test_a_log_without_a_column_of_the_model_is_refused(exported: Path, tmp_path: Path) -> None:
     folder = LogFolder(tmp_path, "m", LIMITS)
-    folder.append(rows_of("m", [request()], Anonymity()))
+    folder.append(records_of("m", [request()], Anonymity()))
     folder.close()
     result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
     assert isinstance(result.exception, DataError)

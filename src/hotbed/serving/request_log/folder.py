@@ -144,7 +144,7 @@ class LogFolder:
         first = next(batches, None)
         if first is not None:
             closed = self.path / f"{time.time_ns() // 1000:0{_DIGITS}}-{path.name[6:22]}.parquet"
-            text = [column.name for column in first.schema if _repeats(column.type)]
+            text = [column.name for column in first.schema if pa.types.is_string(column.type)]
             with new_file(closed) as file:
                 writer = pq.ParquetWriter(
                     file, first.schema, compression="zstd", use_dictionary=text
@@ -175,11 +175,6 @@ def _whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield from stream
     except (pa.ArrowException, OSError) as error:  # torn by a kill or a full disk
         log.info("%s: ends within a flush, which is not in the log: %s", path, error)
-
-
-def _repeats(kind: pa.DataType) -> bool:
-    """Whether a column of this type is worth a dictionary."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _size(path: Path) -> int:

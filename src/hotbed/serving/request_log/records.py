@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answered requests as rows, one for each candidate."""
+"""Answered requests as rows of a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.request_log import FORMAT, OWN_COLUMNS, own_name
+from hotbed.connectors.request_log import OWN_COLUMNS, own_name
 from hotbed.frozen import RowArray
 from hotbed.serving.protocol.tensors import ColumnValues
 
@@ -114,65 +114,65 @@ def alike_requests(requests: Sequence[AnsweredRequest]) -> Iterable[list[Answere
     return kinds.values()
 
 
-def rows_of(
+def records_of(
     model: str, requests: Sequence[AnsweredRequest], anonymity: Anonymity
 ) -> pa.RecordBatch:
-    """Return the rows of requests whose columns have the same types."""
+    """Return a row for each of some requests whose columns have the same types.
+
+    Raw columns and scores are lists: of a value for each candidate, or of one that holds for all.
+    """
     first = requests[0]
-    counts = np.array([request.num_rows for request in requests])
-    places = np.repeat(np.arange(len(requests)), counts)
-    names = {*first.columns, *first.context}
     columns = dict[str, pa.Array]()
-    for name, values in _own_columns(requests, counts, places).items():
-        columns[own_name(name, names)] = values
-    scored = {
-        name: _joined([request.outputs[name] for request in requests]) for name in first.outputs
-    }
-    for label, values in scored.items():
-        name = "score" if len(scored) == 1 else f"score_{label}"
-        columns[own_name(name, names)] = values
-    for name in sorted(names):
-        if name in first.columns:
-            whole = _joined([request.columns[name] for request in requests])
-        else:
-            whole = _joined([request.context[name] for request in requests]).take(places)
-        shown = anonymity.applied(name, whole)
+    inputs = {*first.columns, *first.context}
+    for name, values in _own_columns(requests).items():
+        columns[own_name(name, inputs)] = values
+    counts = [request.num_rows for request in requests]
+    for label in first.outputs:
+        name = "score" if len(first.outputs) == 1 else f"score_{label}"
+        scores = _joined([request.outputs[label] for request in requests])
+        columns[own_name(name, inputs)] = _lists(scores, counts)
+    ones = [1] * len(requests)
+    for name in sorted(inputs):
+        is_context = name in first.context
+        values = _joined(
+            [(request.context if is_context else request.columns)[name] for request in requests]
+        )
+        shown = anonymity.applied(name, values)
         if shown is not None:
-            columns[name] = shown
-    described = {"format": FORMAT, "model": model, "inputs": sorted(names)}
-    metadata = {FORMAT: json.dumps(described)}
+            columns[name] = _lists(shown, ones if is_context else counts)
     schema = pa.schema(
-        [pa.field(name, values.type) for name, values in columns.items()], metadata=metadata
+        [pa.field(name, values.type) for name, values in columns.items()],
+        metadata={"hotbed.model": model},
     )
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
-def _own_columns(
-    requests: Sequence[AnsweredRequest], counts: np.ndarray, places: np.ndarray
-) -> dict[str, pa.Array]:
+def _own_columns(requests: Sequence[AnsweredRequest]) -> dict[str, pa.Array]:
     """Return the columns that the log adds to those of the request, but its scores."""
-    starts = np.cumsum(counts) - counts
-    positions = np.arange(len(places)) - starts[places]
-    dropped = np.zeros(len(places), np.int64)
-    dropped[starts] = [request.dropped for request in requests]
-    times = pa.array([request.time for request in requests], pa.timestamp("us", "UTC"))
-    values = {
-        "request_id": pa.array([request.request_id for request in requests]).take(places),
-        "position": pa.array(positions),
-        "version": pa.array(np.array([request.version for request in requests])[places]),
-        "digest": pa.array([request.digest for request in requests]).take(places),
-        "route": pa.array([request.route for request in requests]).take(places),
-        "served_at": times.take(places),
-        "latency": pa.array(np.array([request.latency for request in requests])[places]),
-        "dropped": pa.array(dropped),
+    kinds: dict[str, tuple[str, pa.DataType]] = {
+        "request_id": ("request_id", pa.string()),
+        "candidates": ("num_rows", pa.int64()),
+        "version": ("version", pa.int64()),
+        "digest": ("digest", pa.string()),
+        "route": ("route", pa.string()),
+        "served_at": ("time", pa.timestamp("us", "UTC")),
+        "latency": ("latency", pa.float64()),
+        "dropped": ("dropped", pa.int64()),
     }
-    assert values.keys() == set(OWN_COLUMNS)
-    return values
+    assert kinds.keys() == set(OWN_COLUMNS)
+    columns = {}
+    for name, (attribute, kind) in kinds.items():
+        columns[name] = pa.array([getattr(request, attribute) for request in requests], kind)
+    return columns
 
 
-def _joined(parts: Iterable[ColumnValues]) -> pa.Array:
+def _lists(values: pa.Array, counts: Sequence[int]) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _joined(parts: Sequence[ColumnValues]) -> pa.Array:
     """Return columns of several requests, which have one type, as one."""
-    parts = list(parts)
     if not isinstance(parts[0], np.ndarray):
         return pa.concat_arrays(parts)
     values = np.concatenate(parts)

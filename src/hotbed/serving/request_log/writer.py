@@ -21,7 +21,7 @@ from hotbed.serving.request_log.records import (
     Anonymity,
     AnsweredRequest,
     alike_requests,
-    rows_of,
+    records_of,
 )
 
 log = logging.getLogger("hotbed.serving")
@@ -155,7 +155,7 @@ class RequestLogWriter:
                 self._untold += sum(request.dropped for request in alike)
 
     def _append(self, alike: Sequence[AnsweredRequest], sink: LogSink) -> None:
-        sink.append(rows_of(self._model, alike, self._anonymity))
+        sink.append(records_of(self._model, alike, self._anonymity))
 
     def _try(self, what: str, act: Callable[[LogSink], None]) -> bool:
         """Act on the sink, and return whether that went well; a problem is logged once."""
