@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_set>
 
 namespace hotbed {
 namespace {
@@ -497,10 +498,12 @@ void Table::load_rows(const ExportedRows& in, Frames::Room* room) {
   ColdRows cold;
   if (!frames_.in_memory()) {
     frames_.finish_loads();
+    std::unordered_set<uint32_t> slots;  // what an id that comes twice has lies elsewhere by then
     for (size_t i = 0; i < in.ids.size(); i++) {
       const uint64_t hash = hash_id(in.ids[i]);
       const uint32_t slot = maps_[partition_of(hash)].find(in.ids[i], hash);
-      if (slot != kNoSlot && frames_.of(slot) == kColdFrame) cold.rows.push_back({i, slot, 0});
+      if (slot != kNoSlot && frames_.of(slot) == kColdFrame && slots.insert(slot).second)
+        cold.rows.push_back({i, slot, 0});
     }
     begin_read(cold, true);
     if (cold.batch) naming_lost([&] { cold.batch->wait(); });

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hotbed as hb
@@ -151,3 +152,56 @@ def test_a_folder_in_memory_or_on_another_machine_is_logged_once(
     assert len(logged) == 2
     assert f"{tmp_path}/in memory is on tmpfs, which is memory" in logged[0]
     assert f"{tmp_path}/remote is on nfs4, the disk of another machine" in logged[1]
+
+
+@pytest.mark.parametrize("columns", [(), ("state",), ("missed",), ("state", "missed")])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        hb.Momentum(lr=0.1, scope="catch_up"),
+        hb.Adam(lr=0.1, scope="catch_up"),
+        hb.Adagrad(lr=0.1, l2=0.1, scope="catch_up"),
+        hb.Ftrl(lr=0.1),
+    ],
+)
+def test_ids_that_come_twice_in_a_load_end_as_rows_that_are_loaded_one_by_one(
+    rule: hb.Rule, columns: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Their state and the steps that they missed, too, wherever their rows lie."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        steps = [rng.integers(0, 60, 8) for _ in range(10)]
+        ids = rng.integers(0, 60, 40)
+        last = dict(zip(ids.tolist(), rng.normal(size=(40, 2)).astype(np.float32), strict=False))
+        every = []
+        for ram_rows in (None, None, 12):
+            tier = None if ram_rows is None else hb.Ssd(tmp_path, ram_rows=ram_rows)
+            table = hb.Table("user", 2, rule=rule, tier=tier)
+            for batch in steps:
+                table.update(table.find_or_insert(batch), np.ones((8, 2), np.float32))
+            rows = rows_to_load(ids, last, columns, table.state_width, seed)
+            parts = [rows] if every else [rows.slice(number, 1) for number in range(40)]
+            table.load(parts)
+            if "missed" not in columns:  # else they catch up
+                assert np.array_equal(table.lookup(np.array([*last])), [*last.values()])
+            for batch in steps[:2]:
+                table.update(table.find_or_insert(batch), np.ones((8, 2), np.float32))
+            exported = pa.Table.from_batches(table.export()).sort_by("id")
+            every.append(exported.to_pydict())
+        assert every[0] == every[1] == every[2]
+
+
+def rows_to_load(
+    ids: np.ndarray, last: dict[int, np.ndarray], columns: tuple[str, ...], width: int, seed: int
+) -> pa.RecordBatch:
+    """Rows that end with the values of `last`; earlier ones of an id have others."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(len(ids), 2)).astype(np.float32)
+    values[[len(ids) - 1 - ids[::-1].tolist().index(id) for id in last]] = list(last.values())
+    rows = {"id": ids, "value": pa.FixedSizeListArray.from_arrays(values.ravel(), 2)}
+    if "state" in columns:
+        state = rng.random(len(ids) * width).astype(np.float32)
+        rows["state"] = pa.FixedSizeListArray.from_arrays(state, width)
+    if "missed" in columns:
+        rows["missed"] = rng.integers(0, 4, len(ids)).astype(np.uint32)
+    return pa.RecordBatch.from_pydict(rows)
