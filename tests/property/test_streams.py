@@ -12,11 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotbed.connectors import DeadLetters, Journal, LateLabels, Live, Memory, Replay
+from hotbed.connectors import DeadLetters, Journal, Json, LateLabels, Live, Memory, Replay
+from hotbed.connectors.files import first_line
+from hotbed.connectors.messages import decode_messages
 from hotbed.data import Batch, Dataset, Dense, Id, Schema, Time
 from hotbed.testing import FakeStream
 
@@ -185,3 +188,59 @@ def test_a_replay_goes_on_anywhere_and_its_labels_are_true(
         _, after = whole[at % len(whole)]
         rest = [found for batch, _ in replay.read(after, size) for found in batch.to_pylist()]
         assert rest == [found for found, _ in whole[at % len(whole) + 1 :]]
+
+
+TEXTS = [
+    *['{"a": 1, "b": {"c": 2}}', '{"a": null, "l": []}', '{"f": 3, "s": "x"}', ' {"f": 1.5}\r\n'],
+    *[
+        '{"a": 1.5}',
+        '{"a": "1"}',
+        '{"l": [null, 7]}',
+        '{"n": null}',
+        '{"n": 1}',
+        '{"a": 7e2}',
+        "{}",
+    ],
+    *[
+        "",
+        "3",
+        "null",
+        "[]",
+        '{"a": 1}{"a": 2}',
+        '{"a": 1} 2',
+        '{"a": 1}\0',
+        '{"s": "\n"}',
+        "{" * 9,
+    ],
+    # with the next one, each is as many objects as messages
+    *['{"a": 1, "b":', '{}}{"a": 2}', '{"l": [{}', ']}{"a": 1}', '{"s": "', '"}{"a": 3}', "}{"],
+]
+COLUMNS = pa.schema(
+    {
+        "a": pa.int64(),
+        "f": pa.float64(),
+        "s": pa.string(),
+        "l": pa.list_(pa.int64()),
+        "n": pa.null(),
+        "b": pa.struct({"c": pa.int64()}),
+    }
+)
+
+
+@given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=12), st.data())
+def test_messages_have_the_rows_and_errors_of_each_alone_however_they_are_cut(
+    texts: list[str], data: st.DataObject
+) -> None:
+    values = [text.encode() for text in texts]
+    place = data.draw(st.integers(0, len(values)))
+    decoder = Json()
+    batches, counts, bad = decode_messages(decoder, values, COLUMNS)
+    parts = [decode_messages(decoder, part, COLUMNS) for part in (values[:place], values[place:])]
+    alone = [decode_messages(decoder, [value], COLUMNS) for value in values]
+    for several in (parts, alone):
+        rows = [row for part, _, _ in several for batch in part for row in batch.to_pylist()]
+        assert [row for batch in batches for row in batch.to_pylist()] == rows
+        assert {batch.schema for part, _, _ in several for batch in part} <= {COLUMNS}
+        assert counts == [count for _, part, _ in several for count in part]
+    faults = {n: first_line(fault) for n, (_, _, one) in enumerate(alone) for fault in one.values()}
+    assert {number: first_line(error) for number, error in bad.items()} == faults

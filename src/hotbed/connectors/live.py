@@ -92,6 +92,8 @@ class Live:
         dead_letters: the rows that could not be read.
         tick_seconds: the source yields at least this often, so that its reader can stop.
         clock: returns seconds since 1970; tests replace it.
+        decode: decodes the messages of topics on several processes, as `decode_messages` does
+            here; None = they are decoded here.
 
     Example: `dataset.live = Live(Journal("run/journal"))` before the first batch is read.
     """
@@ -100,6 +102,7 @@ class Live:
     dead_letters: DeadLetters = field(default_factory=DeadLetters)
     tick_seconds: float = 0.2
     clock: Callable[[], float] = time.time
+    decode: Callable[[Any, Sequence[bytes], pa.Schema], Any] | None = None
 
     def now(self) -> int:
         """Return the clock in microseconds since 1970."""

@@ -4,6 +4,7 @@
 calls.py        RankCall: what a rank asks the others to do together, and from where
 connections.py  connect the ranks of a job, and see that messages pass
 counters.py     the counters of tables, added over ranks
+decoding.py     SharedDecoding: several ranks decode the messages that the first one reads
 dense.py        DensePart: what the grains of a step leave of the dense part, joined
 envelope.py     Envelope: messages of several parts of a step, which go to the other ranks together
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
@@ -25,6 +26,7 @@ world.py        the number of processes that train, and whether and how they may
 
 from .calls import at
 from .counters import Counters, sum_counters
+from .decoding import SharedDecoding
 from .dense import DenseExchange, DensePart, LocalDense, RankDense, joined
 from .exchange import TableExchange
 from .own_batches import OwnBatchLookup, reduced
@@ -50,6 +52,7 @@ __all__ = [
     "Ranks",
     "Requirement",
     "Shard",
+    "SharedDecoding",
     "ShardedLookup",
     "TableExchange",
     "at",

@@ -179,6 +179,14 @@ def connect_again(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
+def release(group: dist.ProcessGroup) -> None:
+    """Close the connections that `connect_again` returned, on which nothing waits."""
+    for link in _LINKS.pop(group, {}).values():
+        dist.destroy_process_group(link)
+    _SOCKETS.pop(group, None)
+    dist.destroy_process_group(group)
+
+
 def _connect_links(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Connect the ranks of each host, and those alike, beside connections between all."""
     hosts = hosts_of_ranks()
@@ -385,10 +393,13 @@ def shut(group: dist.ProcessGroup | None) -> None:
     Args:
         group: as `connect` returns it.
     """
-    for number, _ in _SOCKETS[group or _default_group()] & _sockets():
-        with socket.socket(fileno=os.dup(number)) as connection, suppress(OSError):
-            connection.getpeername()  # gloo ends the process if the one that listens is shut
-            connection.shutdown(socket.SHUT_RDWR)
+    for number, place in _SOCKETS[group or _default_group()] & _sockets():
+        with suppress(OSError), open(os.dup(number), "rb", 0) as file:  # gloo may close it now
+            if os.fstat(file.fileno()).st_ino != place:
+                continue
+            with socket.socket(fileno=os.dup(file.fileno())) as connection:
+                connection.getpeername()  # gloo ends the process if the one that listens is shut
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _default_group() -> dist.ProcessGroup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hotbed.data.batch import Batch, changed
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
-from hotbed.parallel import Shard
+from hotbed.parallel import Shard, SharedDecoding
 from hotbed.training.run import Run
 from hotbed.training.step.example import from_array
 
@@ -32,16 +32,16 @@ def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     if isinstance(data, BatchesOfRanks):
         yield data.joined(shard)
         return
-    is_shared = run.online and shard.size > 1
-    if is_shared and not shard.is_first:
-        yield _from_first_rank(iter(()), run)
+    if not run.online or shard.size == 1:
+        with _items(data, run) as items:
+            yield items
         return
-    items = _items(data, run)
-    try:
-        yield _from_first_rank(items, run) if is_shared else items
-    finally:
-        if items is not data and hasattr(items, "close"):
-            items.close()
+    with _decoded_together(run):
+        if shard.is_first:
+            with _items(data, run) as items:
+                yield _from_first_rank(items, run)
+        else:
+            yield _from_first_rank(iter(()), run)
 
 
 class BatchesOfRanks:
@@ -115,11 +115,45 @@ def _side_by_side(every: Sequence[tuple[list[Any], str]]) -> list[Any]:
     return [torch.cat(parts) for parts in zip(*(leaves for leaves, _ in every), strict=True)]
 
 
-def _items(data: Iterable[Any], run: Run) -> Iterator[Any]:
-    if isinstance(data, Dataset):
-        return data.stream(run.goal.wishes)
+@contextmanager
+def _items(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     stream = getattr(data, "stream", None)
-    return stream() if callable(stream) else iter(data)
+    items: Any
+    if isinstance(data, Dataset):
+        items = data.stream(run.goal.wishes)
+    else:
+        items = stream() if callable(stream) else iter(data)
+    try:
+        yield items
+    finally:
+        if items is not data and hasattr(items, "close"):
+            items.close()
+
+
+@contextmanager
+def _decoded_together(run: Run) -> Iterator[None]:
+    """Let ranks decode the messages of the topics that the first one reads in this block."""
+    dataset = run.dataset
+    if not isinstance(dataset, Dataset) or not dataset.endless:
+        yield
+        return
+    shard = run.learner.shard
+    decoding = SharedDecoding(shard.rank, shard.size)
+    live = dataset.live
+    dataset.live = replace(live, decode=decoding.decode)
+    try:
+        yield
+    except GeneratorExit:  # the loop has ended, or failed
+        ending = run.ending
+        decoding.close(waits=ending is None or ending.error is None)
+        raise
+    except BaseException:
+        decoding.close(waits=False)
+        raise
+    else:
+        decoding.close(waits=True)
+    finally:
+        dataset.live = live
 
 
 def _from_first_rank(items: Iterator[Any], run: Run) -> Iterator[Any]:

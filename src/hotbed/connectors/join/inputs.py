@@ -54,6 +54,7 @@ def live_of(live: Live, number: int) -> Live:
         live.dead_letters,
         min(live.tick_seconds, INPUT_TICK_SECONDS),
         clock=live.clock,
+        decode=live.decode,
     )
 
 

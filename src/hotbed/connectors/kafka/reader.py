@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.topic import KafkaTopic, Message
 from hotbed.connectors.kafka.topic_source import Timings, TopicSource
 from hotbed.connectors.live import Live
-from hotbed.connectors.messages import decode_messages, wanted_types
+from hotbed.connectors.messages import Decoded, decode_messages, wanted_types
 from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.status import SourceStatus
@@ -250,7 +251,7 @@ class KafkaReader:
 
         The last position is the one before the next block.
         """
-        batch = self._decoded(messages, self._types_of(messages, plan), plan)
+        (batch,) = self._rows_of([messages], self._types_of(messages, plan), plan)
         yield OPENED, self.position()
         while self.row + batch_rows < batch.num_rows:
             part = batch.slice(self.row, batch_rows)
@@ -269,10 +270,10 @@ class KafkaReader:
         opened = self.position()
         yield OPENED, opened
         partitions = sorted({**self.offsets, **self.take})[: self.num_partitions]
-        *first, last = dealt(messages, partitions, self.grains)
-        for part in first:
-            yield self._decoded(part, schema, plan), opened
-        rows = self._decoded(last, schema, plan)
+        parts = self._rows_of(dealt(messages, partitions, self.grains), schema, plan)
+        for rows in islice(parts, self.grains - 1):
+            yield rows, opened
+        rows = next(parts)
         self._end_block()
         yield rows, self.position()
 
@@ -301,28 +302,42 @@ class KafkaReader:
             return [place for place in messages if place[1][2] is not None]
         return messages
 
-    def _decoded(
-        self, messages: PlacedMessages, schema: pa.Schema, plan: ReadPlan
+    def _rows_of(
+        self, parts: Sequence[PlacedMessages], schema: pa.Schema, plan: ReadPlan
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of each part of some messages; all are decoded together.
+
+        Bad messages of a part are put aside before its rows are yielded.
+        """
+        parts = [self._with_values(part) for part in parts]
+        messages = list(chain.from_iterable(parts))
+        decode = self.live.decode or decode_messages
+        decoded: Decoded = ([], [], {})
+        if messages:
+            decoded = decode(self.source.decoder, _values_of(messages), schema)
+        batches, counts, bad = decoded
+        batch = self._placed(batches, counts, messages)
+        ends = np.cumsum([0, *counts])
+        last = 0
+        for part in parts:
+            first = last
+            last = first + len(part)
+            bad_here = {number - first: bad[number] for number in bad if first <= number < last}
+            if bad_here:
+                self._put_aside(part, bad_here, plan)
+            num_rows = int(ends[last] - ends[first])
+            yield batch.slice(int(ends[first]), num_rows) if num_rows else TICK
+
+    def _placed(
+        self, batches: Sequence[pa.RecordBatch], counts: Sequence[int], messages: PlacedMessages
     ) -> pa.RecordBatch:
-        """Return the rows of some messages, each with its place; bad messages are put aside."""
-        messages = self._with_values(messages)
-        if not messages:
-            return TICK
-        values = _values_of(messages)
-        parts, counts, bad = decode_messages(self.source.decoder, values, schema)
-        if bad:
-            self._put_aside(messages, bad, plan)
-        if not parts:
+        """Return the rows of messages, each with its place; `counts`: rows of each message."""
+        if not sum(counts):
             return TICK
         places = _places(self.source.topic, messages)
-        table = pa.Table.from_batches(parts)
-        table = table.combine_chunks()
-        if bad or self.source.decoder.many:
-            owner = np.repeat(np.arange(len(messages)), counts)
-            places = places.take(pa.array(owner))
-        table = table.append_column(PLACE, places)
-        if not table.num_rows:
-            return TICK
+        if min(counts) != 1 or max(counts) != 1:
+            places = places.take(pa.array(np.repeat(np.arange(len(messages)), counts)))
+        table = pa.Table.from_batches(batches).combine_chunks().append_column(PLACE, places)
         return table.to_batches()[0]
 
     def _put_aside(

@@ -97,11 +97,22 @@ def _is_object(text: bytes) -> bool:
         return False
 
 
+def _is_bracketed(line: bytes) -> bool:
+    """Return whether a line begins and ends as an object does."""
+    if line[:1] == b"{" and line[-1:] == b"}":
+        return True
+    text = line.strip()
+    return text.startswith(b"{") and text.endswith(b"}")
+
+
 def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of `schema` from JSON objects, one per line; absent keys are null."""
     if not lines:
         empty = [pa.array([], type=column.type) for column in schema]
         return pa.RecordBatch.from_arrays(empty, schema=schema)
+    # else the ends of a line could belong to objects of its neighbours
+    if not all(map(_is_bracketed, lines)):
+        raise ValueError("not a JSON object")
     data = b"\n".join(lines)
     if _core.deep_lines(data, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
