@@ -23,6 +23,7 @@ from forked import ranks_of
 
 import hotbed as hb
 from hotbed.connectors import DeadLetters, Journal, Live
+from hotbed.connectors.join.inputs import live_of
 from hotbed.connectors.messages import decode_messages
 from hotbed.errors import HotbedError
 from hotbed.parallel import decoding
@@ -98,7 +99,7 @@ def everything(servers: str, folder: str) -> Any:
 
     results = []
     sockets = []
-    with patch.multiple(decoding, LEAST_BYTES=1, decode_messages=counting):
+    with patch.multiple(decoding, LEAST_BYTES=1, OTHER_BYTES=10, decode_messages=counting):
         for number in range(2):
             results.append(learned(servers, Path(folder, str(number))))
             gc.collect()  # errors hold frames, which hold connections
@@ -106,6 +107,11 @@ def everything(servers: str, folder: str) -> Any:
             error = raised(servers, Path(folder))
     threads = [thread.name for thread in threading.enumerate()]
     return results, error, shares, sockets, threads
+
+
+def test_inputs_of_a_live_join_decode_as_the_join_is_told_to() -> None:
+    live = Live(decode=decode_messages)
+    assert live_of(live, 1).decode is decode_messages
 
 
 def test_three_ranks_decode_a_topic_to_the_bits_of_one_process(

@@ -138,6 +138,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     import hotbed as hb
     from hotbed.connectors import Journal
     from hotbed.optim.schedule import Warmup
+    from hotbed.parallel import decoding
     from hotbed.persist.container.format import open_checkpoint
     from hotbed.persist.state.digest import content_digest
 
@@ -182,6 +183,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     )
     if config.get("remember"):
         Journal.forget = lambda self, before: None
+    vars(decoding)["LEAST_BYTES"] = 1  # ranks decode small blocks together, too
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
     scored = []
     if "publish" in config:

@@ -22,11 +22,11 @@ from .connections import call_timeout, connect_again, release, shut
 from .ranks import portable
 
 MOST_RANKS = 8
-"""More do not help: the other work of the first rank takes as long as an eighth of the decoding."""
+"""More would not help: what else the first rank does takes longer than their shares."""
 LEAST_BYTES = 1 << 17
 """Messages that are fewer bytes together are decoded by the first rank alone: in about 1.5 ms."""
-OTHER_WORK = 0.25
-"""What the first rank does besides with each message, beside what decoding it takes."""
+OTHER_BYTES = 200
+"""The first rank fetches, orders and encodes a message in the time of decoding so many bytes."""
 GRACE_SECONDS = 5
 """How long a rank whose stream has ended waits for the first one to say so."""
 END = "the end of the stream"
@@ -159,7 +159,9 @@ def _ends_of_shares(num_bytes: np.ndarray, size: int) -> list[int]:
 
     `num_bytes`: of the messages up to each one.
     """
-    first = max(0.0, (1 + OTHER_WORK) / size - OTHER_WORK)
-    shares = np.array([first, *[(1 - first) / (size - 1)] * (size - 1)])
-    ends = np.searchsorted(num_bytes, shares.cumsum() * num_bytes[-1]).tolist()
+    total = num_bytes[-1]
+    other_work = OTHER_BYTES * len(num_bytes)
+    first = max(0, (total + other_work) / size - other_work)
+    shares = [first, *[(total - first) / (size - 1)] * (size - 1)]
+    ends = np.searchsorted(num_bytes, np.cumsum(shares)).tolist()
     return [*ends[:-1], len(num_bytes)]
