@@ -301,12 +301,21 @@ class ObjectFile(io.RawIOBase):
             )
         return data
 
+    def require(self, before: Identity) -> None:
+        """Raise DataError unless the object is the one that was read before."""
+        if self.identity != before:
+            raise _replaced(self.url, before, self.identity)
+
     def _check(self, now: Identity) -> None:
         if now != self.identity:
-            raise DataError(
-                f"{self.url}: the object was replaced while it was read, got {now} instead of "
-                f"{self.identity}. Write new data under a new name, and read again."
-            )
+            raise _replaced(self.url, self.identity, now)
+
+
+def _replaced(url: str, before: Identity, now: Identity) -> DataError:
+    return DataError(
+        f"{url}: the object was replaced while it was read, got {now} instead of {before}. Write "
+        "new data under a new name, and read again."
+    )
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -57,6 +57,7 @@ def test_job_that_can_run_has_an_answer_to_each_question(job: hb.Job) -> None:
     assert {answer.outcome for answer in found.values()} == {"ok"}
     assert found["secrets"].text == "none"
     assert "are free" in found["output"].text
+    assert found["source train"].text == "1 files"
     assert "200 of the first 200 rows fit the schema" in found["rows of train"].text
     assert "largest tables: user.linear" in found["memory"].text
     assert found["state"].text == "none: training begins anew"
@@ -149,7 +150,7 @@ def test_question_without_an_answer_ends_and_says_so(job: hb.Job) -> None:
     assert time.monotonic() - began < 2.5
     assert found["source predict"].outcome == "error"
     assert found["rows of predict"].outcome == "warning"
-    assert "no answer within 0.5 s" in found["rows of predict"].text
+    assert "no answer within 0.5 s, got none from Slow()" in found["rows of predict"].text
 
 
 def test_stream_that_resumes_logs_what_is_away(

@@ -200,7 +200,7 @@ def test_job_of_own_classes_is_trained_evaluated_exported_and_loaded(folder: Pat
         f"own_parts:{name}" for name in ("MaskNet", "Hinge", "Share", "Half", "Counter")
     }
     assert hb.Job.read("out/job.json").to_json() == written
-    scores = run.evaluate(job)
+    scores = run.evaluate(job).metrics
     assert set(scores) == {"loss", "auc", "share"}
     assert run.inspect(job).settings["classes"] == written["classes"]
 
@@ -211,7 +211,7 @@ def test_job_of_own_classes_is_trained_evaluated_exported_and_loaded(folder: Pat
     np.testing.assert_allclose(served, expected, atol=1e-6)
     loaded = hb.load("out/checkpoint")
     assert loaded.network.out[0].out_features == 8
-    assert loaded.evaluate(job.dataset(job.valid, loaded.schema)) == scores
+    assert loaded.evaluate(job.dataset(job.valid, loaded.schema)) == dict(scores)
 
 
 def test_changed_source_is_refused_by_name_at_a_resume_and_an_evaluation(folder: Path) -> None:

@@ -31,6 +31,8 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         print_line(f"rests on  {link['folder']} {link['digest']}")
     dense = facts["dense"]
     console.print(f"dense     {dense['parameters']:,} parameters in {dense['tensors']} tensors")
+    for kind, digest in facts["classes"].items():
+        print_line(f"class     {kind} {digest}")
     if "ids" in facts:
         _print_id_graph(facts["ids"])
     if facts["maps"]:

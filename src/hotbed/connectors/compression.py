@@ -73,7 +73,11 @@ def codec_of(file: str) -> str | None:
         OSError: it cannot be read.
     """
     with open_bytes(file) as stream:
-        head = stream.read(10)
+        return codec_by_head(stream.read(10), file)
+
+
+def codec_by_head(head: bytes, file: str) -> str | None:
+    """Return what `codec_of` does, from the first 10 bytes of a file."""
     for magic, codec in _MAGIC.items():
         if head.startswith(magic) and (codec != "bz2" or head[4:].startswith(_BZ2_BLOCK)):
             return codec

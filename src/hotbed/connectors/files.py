@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.compression import TextStream, codec_of
+from hotbed.connectors.compression import TextStream, codec_by_head, codec_of
 from hotbed.connectors.paths import Paths, expand, folder_values, open_bytes, size_of, state_of
 from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
@@ -71,13 +71,17 @@ class Section:
             OSError: the file cannot be read.
         """
         stream = open_bytes(self.file, ahead=True)
+        if self.begin:
+            codec = self.compression
+        else:  # without a request of its own for an object
+            codec = codec_by_head(stream.read(10), self.file)
+            stream.seek(0)
         if self.begin or self.end is not None:
             if self.end is None:
                 end = stream.size()
             else:
                 end = self.end
             stream = stream.get_stream(self.begin, end - self.begin)
-        codec = self.compression
         if codec is None:
             return stream
         return pa.CompressedInputStream(stream, codec)

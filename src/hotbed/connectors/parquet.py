@@ -103,6 +103,8 @@ class Parquet(FileSource):
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)
         opened = _source_of(file)
+        if opened is not None and plan.row_groups is not None:
+            opened.require(plan.row_groups.identities.setdefault(file, opened.identity))
         parquet = _open(file, (), opened, plan.row_groups)
         if not parquet.metadata.num_rows:
             return

@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from hotbed.objects import Identity
+
 
 class RowGroup(NamedTuple):
     """A row group of a file, and how its columns are read.
@@ -50,11 +52,13 @@ class RowGroups:
     Attributes:
         most_bytes: of the decoded groups together.
         footers: of files that are read, by path, size and time of change.
+        identities: of objects that are read, by URL: one epoch reads one content.
     """
 
     def __init__(self) -> None:
         self.most_bytes = 256 << 20
         self.footers: WeakValueDictionary[tuple[str, int, int], Any] = WeakValueDictionary()
+        self.identities: dict[str, Identity] = {}
         self._held: WeakValueDictionary[RowGroup, Decoded] = WeakValueDictionary()
         self._alone: set[RowGroup] = set()
 

@@ -100,7 +100,7 @@ def check(job: Job, limit_seconds: float = LIMIT_SECONDS) -> list[JobAnswer]:
     questions["memory"] = lambda: _memory(job)
     questions["state"] = lambda: _state(job)
     questions["changes"] = lambda: _changes(job)
-    return _asked(questions, limit_seconds)
+    return _asked(questions, limit_seconds, job)
 
 
 def check_start(job: Job) -> None:
@@ -120,12 +120,12 @@ def check_start(job: Job) -> None:
 
 def check_resume(job: Job) -> None:
     """Log what is missing where a stream resumes: what is away may come back."""
-    for answer in _asked(_ready(job, ("stream",)), START_SECONDS):
+    for answer in _asked(_ready(job, ("stream",)), START_SECONDS, job):
         if answer.outcome != "ok":
             LOG.warning("job: %s: %s", answer.question, answer.text)
 
 
-def _asked(questions: Questions, limit_seconds: float) -> list[JobAnswer]:
+def _asked(questions: Questions, limit_seconds: float, job: Job) -> list[JobAnswer]:
     """Return the answers to questions, which threads ask at the same time."""
     answers: dict[str, Sequence[JobAnswer]] = {}
 
@@ -142,7 +142,9 @@ def _asked(questions: Questions, limit_seconds: float) -> list[JobAnswer]:
     for question, thread in threads.items():
         thread.join(max(0.0, deadline - time.monotonic()))
         is_needed = question.startswith(NEEDED)
-        late = f"no answer within {limit_seconds:g} s. Check that it can be reached, and ask again."
+        place = getattr(job, question.split()[-1], None)
+        of = "" if place is None else f", got none from {str(place)[:200]}"
+        late = f"no answer within {limit_seconds:g} s{of}. Check that it can be reached."
         none = [JobAnswer(question, "error" if is_needed else "warning", late)]
         in_order += answers.get(question, none)
     return in_order
@@ -179,8 +181,8 @@ def _ready(job: Job, parts: Sequence[str] = PARTS) -> Questions:
 
 def _source_question(source: Source) -> Callable[[], Reply]:
     def ask() -> str:
-        check_ready(source)
-        return "there"
+        num_files = check_ready(source)
+        return f"{num_files:,} files" if num_files else "there"
 
     return ask
 
@@ -190,22 +192,28 @@ def _callbacks(callbacks: Sequence[Any]) -> str:
     return ", ".join(type(callback).__name__ for callback in callbacks) or "none"
 
 
-def check_ready(value: Any) -> None:
-    """Call `check_ready` of a value, or of the values that it holds: sources, callbacks, ..."""
+def check_ready(value: Any) -> int:
+    """Call `check_ready` of a value, or of the values that it holds: sources, callbacks, ...
+
+    Returns:
+        The number of files that sources in it read.
+    """
     check = getattr(value, "check_ready", None)
     if callable(check):
         check()
+    num_files = 0
     if isinstance(value, FileSource):
-        value.files()  # raises where there are none
+        num_files = len(value.files())  # raises where there are none
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for inner in value:
             if is_dataclass(inner) or hasattr(inner, "check_ready"):
-                check_ready(inner)
+                num_files += check_ready(inner)
     elif is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
-            check_ready(getattr(value, item.name))
+            num_files += check_ready(getattr(value, item.name))
+    return num_files
 
 
 def _secrets(job: Job) -> str:

@@ -21,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import hotbed as hb
 from hotbed.connectors import Source
 from hotbed.connectors.files import FileSource
+from hotbed.connectors.row_groups import RowGroups
 from hotbed.errors import ConfigError, DataError, StoreAway
 from hotbed.job.draft import draft
 from hotbed.objects import Identity, ObjectFile, matches
@@ -194,6 +195,20 @@ def test_replaced_object_ends_a_reading_also_where_bad_rows_are_skipped() -> Non
     rows = source.read(None, 16, hb.sources.ReadPlan(skips=hb.sources.Skips()))
     with pytest.raises(DataError, match="was replaced while it was read"):
         list(rows)
+
+
+def test_grains_of_an_epoch_read_one_content_of_an_object() -> None:
+    url = put("rows.parquet", parquet(rows=200))
+    schema = hb.Schema([hb.Id("n"), hb.Dense("x")])
+    data = hb.Dataset(hb.sources.Parquet(url), schema, batch_size=40, prefetch=0)
+    data.divide(4)
+    expected = [batch.ids["n"].values.tolist() for batch in data]
+    assert [batch.ids["n"].values.tolist() for batch in data] == expected
+    plan = hb.sources.ReadPlan(row_groups=RowGroups())
+    next(data.source.read(None, 16, plan))
+    put("rows.parquet", parquet(7, rows=200))
+    with pytest.raises(DataError, match="was replaced while it was read"):
+        next(data.source.read(None, 16, plan))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -81,7 +81,8 @@ def _head(reader: Reader) -> dict[str, Any]:
 def describe_checkpoint(where: Where) -> dict[str, Any]:
     """Describe a checkpoint by plain values: tables, sizes, histograms, positions, digests, chain.
 
-    `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
+    `classes`: the digests of the sources of classes of other packages, by kind. `derived`: raw
+    columns of requests that depend on other rows, and how they are computed. `maps`:
     the number of fitted maps of its schema. `ids`: of an exported model that takes tensors, the
     file of its id graph, the tensors, and the lookups whose ids it computes. `on_disk`: of a table
     whose tier is `Ssd`, the memory and the disk that its rows take. `join`: of a join of streams,
@@ -106,6 +107,7 @@ def _description(reader: Reader) -> dict[str, Any]:
         **_head(reader),
         "parent": manifest.parent,
         "chain": [link.to_json() for link in manifest.chain],
+        "classes": (manifest.model or {}).get("classes", {}),
         "package_version": manifest.package_version,
         "format_version": manifest.format_version,
         "bytes": num_bytes,
