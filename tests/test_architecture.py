@@ -136,6 +136,7 @@ ALLOWED: dict[str, str] = {
     "have defaults",
     "training/decisions/checkpoint.py:Checkpoint.__init__": "when it saves, what stays and what a resume "
     "accepts are one keyword each",
+    "cli/commands.py:init": "what a user says of a data file is one option each",
     "cli/commands.py:plan": "what a user says of the machines is one option each",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
     "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which "

@@ -136,7 +136,16 @@ def test_verbs_and_flags_are_frozen() -> None:
         "rollback": ["--state", "path"],
         "diff": ["one", "two"],
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
-        "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
+        "init": [
+            "--columns",
+            "--from",
+            "--item",
+            "--label",
+            "--out",
+            "--prepare",
+            "--user",
+            "data_file",
+        ],
         "schema": [],
         "doctor": ["--disk", "--ranks"],
         "plan": [

@@ -546,10 +546,20 @@ def diff(one: Checkpoint, two: Checkpoint) -> None:
 @app.command()
 def init(
     data_file: Annotated[
-        str, typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet; or its URL.")
-    ],
+        str | None,
+        typer.Argument(metavar="DATAFILE", help="csv, tsv, jsonl or parquet; or its URL."),
+    ] = None,
     label: Annotated[
         str | None, typer.Option(help="The column to predict; default: guessed.")
+    ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE[#NAME]",
+            help="Instead of a data file: a model_config.yaml of FuxiCTR, and the name of an "
+            "experiment in it.",
+        ),
     ] = None,
     columns: Annotated[
         str | None,
@@ -573,6 +583,12 @@ def init(
     from hotbed.job import run
     from hotbed.prepare import Preparation
 
+    if data_file is None and other is None:
+        raise ConfigError("init: missing argument, got neither a data file nor --from. Give one.")
+    if data_file is None:
+        run.init_from(str(other), out)
+        show.print_written_job(out)
+        return
     names = None
     if columns is not None:
         names = [name.strip() for name in columns.split(",")]

@@ -18,11 +18,11 @@ from hotbed.connectors import Live
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.job.check import check_resume, check_start
-from hotbed.job.dialect import Dialect, dialect_of
+from hotbed.job.dialect import Dialect, dialect_of, drafted
 from hotbed.job.draft import Sample, draft, source_of
 from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
-from hotbed.job.file import read_values
+from hotbed.job.file import parse_value, read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
@@ -60,6 +60,11 @@ class ForeignJob:
             raise ConfigError(
                 f"--restart: moves the states of a stream aside, got {self.path}, a training file "
                 f"of {self.dialect.name}, which has none. Leave --restart out."
+            )
+        if self.dialect.train is None:
+            raise ConfigError(
+                f"{self.path}: a file of {self.dialect.name} becomes a job first, got it as a job. "
+                f"Run hotbed init --from {self.path}."
             )
         self.dialect.train(self.spec)
 
@@ -660,6 +665,18 @@ def init(
     text = draft(data_file, label, columns)
     write_text(out, text)
     Job.read(out)
+
+
+def init_from(where: str, out: Path) -> None:
+    """Write a job for a training file of another system to `out`; `where`: as in `drafted`.
+
+    Raises:
+        ConfigError: `out` exists, or the file has values without a counterpart.
+    """
+    _refuse_existing(out)
+    text = drafted(where)
+    Job.from_json(parse_value(text))
+    write_text(out, text)
 
 
 def init_preparation(
