@@ -54,6 +54,30 @@ def test_requests_of_many_clients_are_scored_together_with_the_scores_of_each_al
     running.close()
 
 
+def test_a_version_scores_samples_before_it_answers(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(hb.ParameterServer())
+    scored = list[tuple[bool, int]]()
+    ask = hb.InferenceSession.ask
+
+    def asked(session: hb.InferenceSession, columns: Any, *others: Any) -> Any:
+        served = models.named("m").served
+        scored.append((served is not None and served.session is session, len(columns["item"])))
+        return ask(session, columns, *others)
+
+    monkeypatch.setattr(hb.InferenceSession, "ask", asked)
+    models.add("m", exported)
+    assert scored == [(False, 1)]  # a candidate of zeros
+    running = Running(exported, models=models)
+    with hb.Client(f"http://{running.http}") as client:
+        client.predict("m", draw(7, 0))
+        models.load("m")
+        client.predict("m", draw(5, 0))
+    running.close()
+    assert scored[1:] == [(True, 7), (False, 7), (True, 5)]
+
+
 @pytest.mark.filterwarnings("ignore:table .* is fed both")
 def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, session: Any) -> None:
     running = Running(exported, ServerLimits(batch_seconds=0.3), grpc_port=None)

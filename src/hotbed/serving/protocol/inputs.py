@@ -22,6 +22,7 @@ from hotbed.serving.protocol.bodies import Bounds, JsonValues, ValueSpan
 from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor, flat_numbers
 
 T = TypeVar("T")
+_ZEROS: Mapping[str, Any] = {"BYTES": b"", "BOOL": False}
 _CACHED_HEADS = 64
 _CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
 
@@ -235,6 +236,18 @@ class ModelInputs:
                 tensor["parameters"] = parameters
             tensors.append(tensor)
         return tensors
+
+    def zeros(self) -> Candidates:
+        """Return a candidate of zeros and empty texts."""
+        columns = dict[str, ColumnValues]()
+        for described in self.metadata():
+            datatype = described["datatype"]
+            lengths = [max(1, length) for length in described["shape"]]
+            values = [_ZEROS.get(datatype, 0)] * math.prod(lengths)
+            shape = [1, math.prod(lengths)] if len(lengths) > 1 else [1]
+            name = described["name"]
+            columns[name] = Tensor(name, datatype, shape, values).column()
+        return Candidates(1, columns, {})
 
     def _lists(self) -> set[str]:
         """Return the raw columns that hold a list for each candidate."""

@@ -86,6 +86,11 @@ class QueuedRequest:
         self.queued = time.perf_counter()
 
     @property
+    def candidates(self) -> Candidates:
+        """What the request asks to score."""
+        return self._decoded.candidates
+
+    @property
     def is_small(self) -> bool:
         """Whether the request may be scored on the loop."""
         return self.num_rows <= _LOOP_ROWS and self.num_values <= _LOOP_VALUES

@@ -22,7 +22,7 @@ from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds, Readers
-from hotbed.serving.protocol.inputs import ModelInputs
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request_log.records import AnsweredRequest
 from hotbed.serving.request_log.writer import RequestIds, RequestLogWriter
 from hotbed.serving.server.meters import Meters, RequestCounts, model_status
@@ -43,6 +43,8 @@ from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 _LOADS = 8  # threads for loads and unloads of a model, most of which wait for each other
+_SAMPLES = 4  # requests that a new version scores before it answers
+_BATCHES_A_SAMPLE = 64
 _READINGS = 512  # request times kept for the page
 _ROUTE = "stable"  # why a version answers: there is one
 _REMOTE_SECONDS = 1.0  # between polls of a parameter server
@@ -101,6 +103,7 @@ class Model:
         self.seconds = deque[float](maxlen=_READINGS)
         self.counts = RequestCounts()
         self._nonfinite_version: int | None = None
+        self._samples = deque[Candidates](maxlen=_SAMPLES)  # newest requests, for a warm-up
 
     @property
     def current(self) -> ServedVersion:
@@ -165,6 +168,7 @@ class Model:
         bounds = self._limits.bounds(len(inputs.allowed))
         session = InferenceSession(loaded, self.cache, most_entries=self._limits.request_entries)
         served = ServedVersion(session, inputs, bounds)
+        self._warm_up(served)
         if self._batcher is None:
             self._batcher = Batcher(
                 lambda: self.current,
@@ -179,6 +183,15 @@ class Model:
         self.problem = problem
         self.damage = ""
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
+
+    def _warm_up(self, served: ServedVersion) -> None:
+        """Score the newest small requests, or zeros, so that the first answers are not slow."""
+        samples = list(self._samples)
+        if not samples and self.cache is None:  # the rows of zeros would be fetched
+            samples = [served.inputs.zeros()]
+        for sample in samples:
+            with suppress(HotbedError):  # other columns than those of this version
+                served.session.ask(sample.columns, sample.context)
 
     def advance(self, newest: ModelVersion) -> None:
         """Serve a version, unless it is served already or the model is unloaded."""
@@ -255,6 +268,9 @@ class Model:
             counts.compute_seconds += seconds
             if answer.nonfinite:
                 self._note_nonfinite(answer)
+        first = batch[0][0]
+        if self.batches % _BATCHES_A_SAMPLE == 1 and first.is_small:
+            self._samples.append(first.candidates)
             if self.log is not None and request.request_id and request.takes(answer):
                 self._log(self.log, request, answer, served, ended)
 
