@@ -22,8 +22,8 @@ OTHER = 3
 """How many calls further the other call is in which a rank fails."""
 
 Call = Callable[[], Any]
-End = tuple[str, float]
-"""The error of a call, and the seconds until it was raised."""
+End = tuple[str, float, float]
+"""The error of a call; when it was raised, and when the last wait for other ranks began before."""
 
 
 def ends_of(
@@ -72,11 +72,19 @@ def ends_of(
 def _end(call: Call) -> End:
     began = time.monotonic()
     error = ""
+    wait_for = Ranks._wait_for
+
+    def noted(ranks: Ranks, message: Call) -> None:
+        nonlocal began
+        began = time.monotonic()
+        wait_for(ranks, message)
+
     try:
-        call()
+        with patch.object(Ranks, "_wait_for", noted):
+            call()
     except BaseException as raised:
         error = f"{type(raised).__name__}: {raised}"
-    return error, time.monotonic() - began
+    return error, time.monotonic(), began
 
 
 def _interrupted(call: Call) -> None:
@@ -85,11 +93,19 @@ def _interrupted(call: Call) -> None:
 
 
 def check_ends(ends: Sequence[Mapping[str, End]], rank: int) -> None:
-    """Check that the error of a rank has ended all others, by its name; `ends`: of each rank."""
+    """Check that the error of a rank has ended all others soon, by its name.
+
+    A call may work for long on a busy machine before it fails, or before it waits.
+
+    Args:
+        ends: of each rank, on one machine.
+        rank: that has failed.
+    """
     wrong = {}
-    for name, (own, _) in ends[rank].items():
+    for name, (own, failed, _) in ends[rank].items():
         for number, of_rank in enumerate(ends):
-            error, seconds = of_rank[name]
+            error, ended, began = of_rank[name]
+            seconds = ended - max(began, failed)
             reason = re.escape(own.rstrip("."))
             lost = rf"rank {rank} has left [\w. ]+ by an error, got {reason}\. All ranks"
             # a block of all ranks raises it on all; another call may have met theirs before it
