@@ -162,6 +162,26 @@ def test_stream_that_resumes_logs_what_is_away(
     assert "job: source stream: kafka topic 'clicks': no broker answers" in caplog.text
 
 
+@pytest.mark.soak
+def test_topic_and_its_partitions_are_looked_for_and_its_first_rows_read(job: hb.Job) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka absent")
+    with hb.testing.Broker() as broker:
+        broker.create("clicks", 2)
+        for partition in range(2):
+            rows = [f'{{"clicked": {n % 2}, "user": {n}}}'.encode() for n in range(20)]
+            broker.produce("clicks", rows, partition, [*range(1, 21)])
+        found = answers(job, stream=hb.sources.Kafka(broker.servers, "clicks"))
+        assert found["source stream"].outcome == "ok"
+        assert re.match("[24]0 of the first [24]0 rows fit", found["rows of stream"].text)
+        for source, message in (
+            (hb.sources.Kafka(broker.servers, "clicks", partitions=[0, 7]), r"partitions \[7\]"),
+            (hb.sources.Kafka(broker.servers, "nothing"), "nothing"),
+        ):
+            answer = answers(job, stream=source)["source stream"]
+            assert answer.outcome == "error"
+            assert re.search(message, answer.text)
+
+
 def test_command_exits_with_1_for_an_error_and_2_for_a_job_that_cannot_be_read(job: hb.Job) -> None:
     text = """
 schema: {columns: [{kind: label, name: clicked}, {kind: id, name: user}]}

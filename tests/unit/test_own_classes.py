@@ -288,6 +288,10 @@ def test_error_names_the_line_of_the_job_unless_the_value_was_set(folder: Path) 
     line = 1 + [text[:6] for text in wrong.splitlines()].index("model:")
     with pytest.raises(ConfigError, match=rf"See line {line} of wrong\.yaml\.$"):
         hb.Job.read("wrong.yaml")
+    plain = {**hb.Job.read("job.yaml").to_json(), "model": "own_absent:MaskNet"}
+    (folder / "tabs.json").write_text(json.dumps(plain, indent="\t"))
+    with pytest.raises(ConfigError, match=r"^job\.model\.kind: cannot be imported"):
+        hb.Job.read("tabs.json")
     with pytest.raises(ConfigError) as caught:
         hb.Job.read("job.yaml", {"model": "own_absent:MaskNet"})
     assert "See line" not in str(caught.value)

@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from hotbed.connectors import Memory, ReadPlan, Source
+from hotbed.connectors import Kafka, Memory, ReadPlan, Source
 from hotbed.connectors.files import FileSource
 from hotbed.data.schema import Label, Weight
 from hotbed.embedding.tier import Ssd
@@ -54,6 +55,8 @@ FIRST_ROWS = 1_000
 """Rows of each source that are read and encoded."""
 COUNTED_ROWS = 50_000
 """Rows of `train` whose ids are counted, to predict the memory of tables."""
+PATIENCE = 0.7
+"""Of the time of a question, for which a topic is waited for."""
 NEEDED = ("output", "source", "callbacks")
 """How questions begin without whose answer a job cannot run."""
 FULL_SHARE = 0.8
@@ -85,7 +88,9 @@ def check(job: Job, limit_seconds: float = LIMIT_SECONDS) -> list[JobAnswer]:
         job: the job.
         limit_seconds: without an answer after this time, a question is answered by a warning.
     """
-    questions = {"secrets": lambda: _secrets(job), **_ready(job)}
+    import_module("hotbed.training.callbacks")  # torch takes longer than a question may
+    import_module("hotbed.training.model")
+    questions = {"secrets": lambda: _secrets(job), **_ready(job, patience=PATIENCE * limit_seconds)}
     questions["output"] = lambda: _output(job, write=True)
     for part in PARTS:
         source = getattr(job, part)
@@ -120,7 +125,7 @@ def check_start(job: Job) -> None:
 
 def check_resume(job: Job) -> None:
     """Log what is missing where a stream resumes: what is away may come back."""
-    for answer in _asked(_ready(job, ("stream",)), START_SECONDS, job):
+    for answer in _asked(_ready(job, ("stream",), PATIENCE * START_SECONDS), START_SECONDS, job):
         if answer.outcome != "ok":
             LOG.warning("job: %s: %s", answer.question, answer.text)
 
@@ -142,8 +147,10 @@ def _asked(questions: Questions, limit_seconds: float, job: Job) -> list[JobAnsw
     for question, thread in threads.items():
         thread.join(max(0.0, deadline - time.monotonic()))
         is_needed = question.startswith(NEEDED)
-        place = getattr(job, question.split()[-1], None)
-        of = "" if place is None else f", got none from {str(place)[:200]}"
+        about = question.split()
+        of = ""
+        if about[0] in ("source", "rows"):
+            of = f", got none from {str(getattr(job, about[-1]))[:120]}"
         late = f"no answer within {limit_seconds:g} s{of}. Check that it can be reached."
         none = [JobAnswer(question, "error" if is_needed else "warning", late)]
         in_order += answers.get(question, none)
@@ -167,21 +174,27 @@ def _answered(question: str, ask: Callable[[], Reply]) -> Sequence[JobAnswer]:
 # --- what is read and written ---------------------------------------------------------------------
 
 
-def _ready(job: Job, parts: Sequence[str] = PARTS) -> Questions:
-    """Return the questions that take no reading of rows; `parts`: whose sources are looked for."""
+def _ready(job: Job, parts: Sequence[str] = PARTS, patience: float | None = None) -> Questions:
+    """Return the questions that take no reading of rows.
+
+    Args:
+        job: the job.
+        parts: whose sources are looked for.
+        patience: seconds to wait for a topic; None = as long as a reading does.
+    """
     questions: Questions = {"output": lambda: _output(job, write=False)}
     for part in parts:
         if getattr(job, part) is not None:
-            questions[f"source {part}"] = _source_question(getattr(job, part))
+            questions[f"source {part}"] = _source_question(getattr(job, part), patience)
     questions["callbacks"] = lambda: _callbacks(job.make_callbacks())
     if job.stream is not None:
         questions["callbacks of the stream"] = lambda: _callbacks(job.make_callbacks(stream=True))
     return questions
 
 
-def _source_question(source: Source) -> Callable[[], Reply]:
+def _source_question(source: Source, patience: float | None) -> Callable[[], Reply]:
     def ask() -> str:
-        num_files = check_ready(source)
+        num_files = check_ready(source, patience)
         return f"{num_files:,} files" if num_files else "there"
 
     return ask
@@ -192,14 +205,20 @@ def _callbacks(callbacks: Sequence[Any]) -> str:
     return ", ".join(type(callback).__name__ for callback in callbacks) or "none"
 
 
-def check_ready(value: Any) -> int:
+def check_ready(value: Any, patience: float | None = None) -> int:
     """Call `check_ready` of a value, or of the values that it holds: sources, callbacks, ...
+
+    Args:
+        value: what is checked.
+        patience: seconds to wait for a topic; None = as long as a reading does.
 
     Returns:
         The number of files that sources in it read.
     """
     check = getattr(value, "check_ready", None)
-    if callable(check):
+    if isinstance(value, Kafka):
+        value.check_ready(patience)
+    elif callable(check):
         check()
     num_files = 0
     if isinstance(value, FileSource):
@@ -209,10 +228,10 @@ def check_ready(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         for inner in value:
             if is_dataclass(inner) or hasattr(inner, "check_ready"):
-                num_files += check_ready(inner)
+                num_files += check_ready(inner, patience)
     elif is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
-            num_files += check_ready(getattr(value, item.name))
+            num_files += check_ready(getattr(value, item.name), patience)
     return num_files
 
 

@@ -144,8 +144,11 @@ def read_values(
 
 def _line_of(file: Path, steps: Sequence[str]) -> int | None:
     """Return the line of the key at a dotted path, or else of the deepest one above it."""
-    node = yaml.compose(file.read_text(encoding="utf-8"), _Loader)
     line = None
+    try:
+        node = yaml.compose(file.read_text(encoding="utf-8"), _Loader)
+    except yaml.YAMLError:  # JSON with tabs
+        return None
     for step in steps:
         if isinstance(node, yaml.MappingNode):
             children = {key.value: (key, value) for key, value in node.value}

@@ -214,7 +214,9 @@ class Job:
         metrics = self.metrics.values() if isinstance(self.metrics, Mapping) else [self.metrics]
         for several in metrics:
             specs += several
-        named = [{"kind": spec} if isinstance(spec, str) else spec for spec in specs]
+        named = [
+            {"kind": spec.partition("@")[0]} if isinstance(spec, str) else spec for spec in specs
+        ]
         return replace(self, classes=plugins.digests([*named, self.to_json()]))
 
     def _share_sources(self) -> None:

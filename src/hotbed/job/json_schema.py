@@ -46,6 +46,7 @@ def json_schema() -> dict[str, Any]:
 
     metric = schemas.of_kinds(config.kinds(Metric))
     metric["anyOf"].append({"type": "string", "pattern": "^(gauc|hit_rate|ndcg)@."})
+    metric["anyOf"].append({"type": "string", "pattern": f"^{plugins.NAME}@."})
     metrics = _array(metric)
     keys["metrics"] = {"anyOf": [metrics, {"type": "object", "additionalProperties": metrics}]}
 

@@ -143,21 +143,29 @@ class Kafka(Source):
         """Return the options for librdkafka, with the values of environment variables."""
         return options.of_client(self.servers, self.group, self.options)
 
-    def check_ready(self) -> None:
-        """Find the topic at its broker.
+    def check_ready(self, patience: float | None = None) -> None:
+        """Find the topic and its partitions at its broker.
+
+        Args:
+            patience: seconds to wait for them; None = as long as a reading does.
 
         Raises:
             ConfigError: a secret is missing, or the broker refuses it.
-            DataError: there is no such topic, or no broker answers.
+            DataError: there is no such topic or partition, or no broker answers.
         """
-        topic = KafkaTopic(self, Live(), {}, timings=self._timings)
-        deadline = time.monotonic() + self._timings.patience
+        timings = self._timings
+        seconds = timings.patience
+        if patience is not None:
+            seconds = min(patience, seconds)
+            timings = replace(timings, patience=seconds / 2)  # time left to say what is missing
+        topic = KafkaTopic(self, Live(), {}, timings=timings)
+        deadline = time.monotonic() + seconds
         try:
             while not topic.connect():
                 if time.monotonic() >= deadline:
                     raise DataError(
                         f"kafka topic {self.topic!r}: no broker answers, got {self.servers} for "
-                        f"{self._timings.patience:g} s. Check the address, and that they run."
+                        f"{seconds:g} s. Check the address, and that they run."
                     )
         finally:
             topic.close()
