@@ -659,6 +659,7 @@ def test_a_draft_guesses_roles_from_names_types_and_values(tmp_path: Path) -> No
 def test_a_draft_of_the_shipped_data_needs_no_correction() -> None:
     text = draft(str(ROOT / "data" / "ml_latest_small" / "ratings.csv"))
     assert "{kind: label, name: rating, threshold: 4}" in text
+    assert parse_value(text)["base_rate"] == 0.48
     assert "{kind: time, name: timestamp, unit: s}" in text
     assert {"kind": "early_stopping", "metric": "log_loss", "patience": 1} in parse_value(text)[
         "callbacks"

@@ -61,6 +61,11 @@ def test_reports_and_evaluations_compare_with_the_same_simple_models(job: hb.Job
     assert run.evaluate(alone).baselines == {}
 
 
+def test_a_job_begins_with_its_base_rate(job: hb.Job) -> None:
+    model = dataclasses.replace(job, base_rate=0.02).rec_model(job.fitted())
+    assert model.predict(job.dataset(job.valid, job.fitted())) == pytest.approx(0.02, rel=0.05)
+
+
 def test_run_returns_values_reports_events_and_prints_nothing(
     job: hb.Job, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from hotbed.job.roles import (
     has_decimal_commas,
     holds_labels,
     label_line,
+    positive_share,
 )
 from hotbed.job.sniff import first_row, sniffed
 
@@ -107,7 +108,7 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     ordered: Source = sample.source
     if time is not None and not frame[time].is_sorted():
         ordered = sample.source.sort(time)
-    return _page(path, ordered, lines, len(frame))
+    return _page(path, ordered, lines, frame[name])
 
 
 def check_features(path: str, frame: pl.DataFrame, lines: Sequence[Line]) -> None:
@@ -263,18 +264,18 @@ def _first_rows(source: Source) -> pl.DataFrame:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def _page(path: str, source: Source, lines: Sequence[Line], num_rows: int) -> str:
+def _page(path: str, source: Source, lines: Sequence[Line], labels: pl.Series) -> str:
     order = "in the order of the file; shuffle it first if that order means something"
     if any(line.role == "time" for line in lines):
         order = "in the order of time"
     head = _TEMPLATE.format(
         path=path,
-        rows=f"{num_rows:,}",
+        rows=f"{len(labels):,}",
         columns=columns_text(lines),
         events=flow(config.describe(source)),
         order=order,
     )
-    return head + rest_of_job(lines, num_rows)
+    return head + rest_of_job(lines, len(labels), positive_share(labels))
 
 
 def columns_text(lines: Sequence[Line]) -> str:
@@ -290,13 +291,18 @@ def columns_text(lines: Sequence[Line]) -> str:
 
 
 def rest_of_job(
-    lines: Sequence[Line], num_rows: int, shuffle: int = 0, ranked_by: str | None = None
+    lines: Sequence[Line],
+    num_rows: int,
+    base_rate: float,
+    shuffle: int = 0,
+    ranked_by: str | None = None,
 ) -> str:
     """Return what follows the sources of a job: model, tables, and how to train.
 
     Args:
         lines: the columns.
         num_rows: rows that train.
+        base_rate: the share of positives among them.
         shuffle: as in the job.
         ranked_by: column of the users whose items are ranked, where labels 0 are drawn; None =
             labels are as they happened, and so are probabilities.
@@ -312,7 +318,14 @@ def rest_of_job(
     if ranked_by is not None:
         metrics = f"auc, {quoted(f'gauc@{ranked_by}')}, log_loss"
         stop = _RANKING
-    return _REST.format(evict=evict, fit=fit, metrics=metrics) + stop + "output: runs/job\n"
+    rate = ""
+    if 0 < base_rate < 1:
+        rate = f"base_rate: {base_rate:.2g}{_BASE_RATE}"
+    return (
+        _REST.format(base_rate=rate, evict=evict, fit=fit, metrics=metrics)
+        + stop
+        + "output: runs/job\n"
+    )
 
 
 def flow(value: object) -> str:
@@ -353,7 +366,7 @@ valid: {{kind: slice, start: 0.8, source: *events}}
 
 _REST = """
 model: {{kind: dcnv2, num_cross_layers: 2, hidden: [128, 64], dropout: 0.1}}
-
+{base_rate}
 tables:
   dim: 16
   rule: {{kind: adagrad, lr: 0.05}}
@@ -364,6 +377,8 @@ optimizer: {{kind: adam, lr: 1e-3}}            # of the dense network
 metrics: [{metrics}]
 fit: {{{fit}}}
 """
+
+_BASE_RATE = "    # of positives; the model predicts it before it has learned anything\n"
 
 _LOG_LOSS = """\
 # Training ends when the validation's log loss rises; the epoch before it is kept.

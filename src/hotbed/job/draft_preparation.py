@@ -12,7 +12,7 @@ from hotbed.errors import SchemaError
 from hotbed.job.draft import Sample, check_features, columns_text, flow, lines_of, rest_of_job
 from hotbed.job.line import Line, quoted
 from hotbed.job.moments import find_time
-from hotbed.job.roles import find_item, find_label, find_user, follow_item
+from hotbed.job.roles import find_item, find_label, find_user, follow_item, positive_share
 
 NEGATIVES = 4
 """Rows that are added for each event of implicit feedback."""
@@ -96,8 +96,13 @@ def draft_preparation(
     if roles.label is None:
         num_rows *= 1 + NEGATIVES
         ranked_by = roles.user
+        base_rate = 1 / (1 + NEGATIVES)
+    else:
+        base_rate = positive_share(frame[roles.label])
     job = _JOB.format(path=sample.path, output=quoted(output))
-    return Drafts(preparation, job + rest_of_job(lines, num_rows, _SHUFFLE_ROWS, ranked_by))
+    return Drafts(
+        preparation, job + rest_of_job(lines, num_rows, base_rate, _SHUFFLE_ROWS, ranked_by)
+    )
 
 
 def _roles(sample: Sample, label: str | None, user: str | None, item: str | None) -> Roles:

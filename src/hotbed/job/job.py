@@ -125,6 +125,8 @@ class Job:
         warm_start: rows to begin with.
         optimizer: a rule, for the dense parameters; rows have `tables.rule`.
         loss: a kind of `hb.losses`.
+        base_rate: the share of positives that the model predicts at first, as in
+            `hb.models.set_base_rate`; of several labels, by label. None: one half.
         metrics: kinds of `hb.metrics`; for several labels a mapping of label to such a list.
         callbacks: kinds of `hb.callbacks`, for `train`.
         stream_callbacks: kinds of `hb.callbacks`, for `stream`.
@@ -157,6 +159,7 @@ class Job:
     warm_start: WarmStart | None = None
     optimizer: Rule = field(default_factory=lambda: Adam(lr=1e-3))
     loss: Spec = "bce"
+    base_rate: float | Mapping[str, float] | None = None
     metrics: Sequence[Spec] | Mapping[str, Sequence[Spec]] = ("auc", "log_loss")
     callbacks: Sequence[Spec] = ()
     stream_callbacks: Sequence[Spec] = ()
@@ -318,6 +321,7 @@ class Job:
 
         The dense parameters depend on `seed` only.
         """
+        from hotbed.models.base_rate import set_base_rate
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.optim.precision import Compile
         from hotbed.parallel.world import trains_together, world_size
@@ -332,6 +336,8 @@ class Job:
         set_seed(self.seed)
         arguments = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
         network = config.build(self.model, _network(), "job.model", arguments)
+        if self.base_rate is not None:
+            set_base_rate(network, self.base_rate)
         loss = config.build(self.loss, Loss | MultiTask, "job.loss")
         return RecModel(
             network,
@@ -389,12 +395,12 @@ class Job:
 
     def _default_baselines(self, callbacks: Sequence[Any]) -> list[Any]:
         """Return the callback `Baselines` where the job wants it and has none with keywords."""
-        from hotbed.parallel.world import world_size
+        from hotbed.parallel.world import trains_together
         from hotbed.training.watching.baselines import Baselines
 
         is_wanted = self.baselines
         if is_wanted is None:
-            is_wanted = world_size() == 1
+            is_wanted = not trains_together()
         has_one = any(isinstance(callback, Baselines) for callback in callbacks)
         return [Baselines()] if is_wanted and not has_one else []
 

@@ -228,27 +228,35 @@ def _decides(labels: pl.Series, values: pl.Series) -> bool:
 
 def label_line(values: pl.Series) -> Line:
     """Return the line of the label, with the share of rows in which it is 1."""
-    entries = values.drop_nulls()
-    name = quoted(values.name)
-    if values.dtype == pl.Boolean:
-        return Line("label", f"{{kind: label, name: {name}}}", f"true in {share_of(entries):.1%}")
-    if values.dtype == pl.String:
+    option, positives, what = _positives(values.drop_nulls())
+    text = f"{{kind: label, name: {quoted(values.name)}{option}}}"
+    return Line("label", text, what.format(f"{share_of(positives):.1%}"))
+
+
+def positive_share(values: pl.Series) -> float:
+    """Return the share of rows in which the label of `label_line` is 1."""
+    return share_of(_positives(values.drop_nulls())[1])
+
+
+def _positives(entries: pl.Series) -> tuple[str, pl.Series, str]:
+    """Return the option of a label in YAML, which entries it makes 1, and a text of their share."""
+    if entries.dtype == pl.Boolean:
+        return "", entries, "true in {}"
+    if entries.dtype == pl.String:
         positive = _positive_of(entries)
-        text = f"{{kind: label, name: {name}, positive: {quoted(positive)}}}"
-        return Line("label", text, f"1 where it is this text: {share_of(entries == positive):.1%}")
+        text = "1 where it is this text: {}"
+        return f", positive: {quoted(positive)}", entries == positive, text
     numbers = entries.cast(pl.Float64)
     distinct = numbers.unique().sort()
     if set(distinct) <= {0.0, 1.0}:
-        share = share_of(entries == 1)
-        return Line("label", f"{{kind: label, name: {name}}}", f"1 in {share:.1%} of the rows")
+        return "", entries == 1, "1 in {} of the rows"
     threshold: float = distinct[-1]
     for value in distinct:
         if share_of(numbers >= value) <= 0.5:
             threshold = value
             break
-    share = share_of(numbers >= threshold)
-    text = f"{{kind: label, name: {name}, threshold: {_exact(threshold)}}}"
-    return Line("label", text, f"1 where it is at least this: {share:.1%} of the rows")
+    text = "1 where it is at least this: {} of the rows"
+    return f", threshold: {_exact(threshold)}", numbers >= threshold, text
 
 
 def _exact(number: float) -> str:

@@ -4,6 +4,7 @@
 `model(batch)` returns logits [n], or logits by label for several labels. `recorded` looks at the
 tensors of any of them, or of a network of your own.
 
+    base_rate.py  the share of positives that a model predicts at first
     bst.py        Behavior Sequence Transformer
     dcn.py        Deep & Cross networks: DCN and DCN-V2
     deepfm.py     DeepFM
@@ -21,6 +22,7 @@ tensors of any of them, or of a network of your own.
     layers/       building blocks of ranking models
 """
 
+from hotbed.models.base_rate import set_base_rate
 from hotbed.models.bst import BST
 from hotbed.models.dcn import DCN, DCNv2
 from hotbed.models.deepfm import DeepFM
@@ -50,6 +52,7 @@ __all__ = [
     "MMoE",
     "WideDeep",
     "recorded",
+    "set_base_rate",
 ]
 
 

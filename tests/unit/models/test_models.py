@@ -111,6 +111,30 @@ def test_a_batch_of_any_size_gives_one_float32_logit_a_sample(
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_first_predictions_lie_around_the_base_rate(name: str) -> None:
+    model, samples = make(name).eval(), batch(5)
+    rates = {"y": 0.02, "z": 0.5}
+    before = by_label(model(samples))
+    hb.models.set_base_rate(model, rates if name == "MMoE" else rates["y"])
+    for label, logits in by_label(model(samples)).items():
+        logit = np.log(rates[label] / (1 - rates[label]))
+        torch.testing.assert_close(logits, before[label] + logit)
+
+
+@pytest.mark.parametrize(
+    ("network", "rate", "message"),
+    [
+        (torch.nn.Linear(1, 1), 0.1, "needs an output whose bias is known, got Linear"),
+        (make("LR"), {"z": 0.1}, "needs an output 'z' whose bias is known, got LR"),
+        (make("LR"), 1.0, "above 0 and below 1, got 1.0"),
+    ],
+)
+def test_a_base_rate_that_cannot_be_set_is_refused(network: Any, rate: Any, message: str) -> None:
+    with pytest.raises(hb.errors.ConfigError, match=message):
+        hb.models.set_base_rate(network, rate)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_every_dense_parameter_and_every_table_gets_a_gradient(name: str) -> None:
     model = make(name)
     train_step(model, batch(64))

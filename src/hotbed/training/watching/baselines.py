@@ -290,7 +290,8 @@ def findings(metrics: Mapping[str, float], baselines: Figures) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return the name of a baseline for people, at the begin of a sentence."""
-    return {CONSTANT: "A constant", LINEAR: "A linear model"}.get(name, name.capitalize())
+    titles = {CONSTANT: "A constant", LINEAR: "A linear model"}
+    return titles.get(name, f"{name[:1].upper()}{name[1:]}")
 
 
 def _labels_of(example: Example) -> dict[str | None, Any]:
