@@ -115,7 +115,8 @@ def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[E
         run.step,
         run.now,
     )
-    if run.goal.depth or isinstance(run.dataset, Dataset):
+    is_listed = isinstance(run.dataset, list) and len(run.dataset) > 1
+    if run.goal.depth or is_listed or isinstance(run.dataset, Dataset):
         stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead
     with closing(stage):
         for example in stage:

@@ -45,7 +45,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Ids]:
 
     def fetch(self: LocalLookup, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
         native(self, layout, inputs)
-        batches.append(tuple(np.asarray(ids.values).tobytes() for ids in inputs))
+        columns = [np.asarray(ids.values) for ids in inputs]
+        for first in range(0, len(columns[0]), 64):  # several batches at once
+            batches.append(tuple(column[first : first + 64].tobytes() for column in columns))
 
     monkeypatch.setattr(LocalLookup, "fetch", fetch)
     return batches
@@ -158,9 +160,29 @@ def test_prediction_and_validation_look_for_coming_batches(
     if kind == "predict":
         trained.predict(many())
     else:
-        trained.fit(list(many()), many(), progress=False)  # of a list, nothing is read ahead
+        trained.fit(iter(list(many())), many(), progress=False)  # of it, nothing is read ahead
     assert set(looked) <= set(map(ids_of, many()))
     assert len(set(looked)) > STEPS / 2
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "predict", "fit"])
+def test_batches_of_a_list_are_fetched_some_at_once(
+    model: Any, many: Any, fetched: list[Ids], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of those that are read ahead: a block that has rows of several is read once."""
+    num_batches: list[int] = []
+    native = LocalLookup.fetch
+
+    def fetch(self: LocalLookup, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
+        native(self, layout, inputs)
+        num_batches.append(len(inputs[0]) // 64)
+
+    monkeypatch.setattr(LocalLookup, "fetch", fetch)
+    batches = list(many())
+    keywords = {"progress": False} if kind == "fit" else {}
+    getattr(model(8), kind)(batches, **keywords)
+    assert fetched == [ids_of(batch) for batch in batches[1:]]
+    assert num_batches == [8, 4, 4, 4, 3]
 
 
 def test_tables_of_one_network_read_ahead_each_for_itself(
@@ -184,8 +206,8 @@ def test_an_error_of_fetching_is_logged_once_and_stops_nothing(
 ) -> None:
     tried: list[Any] = []
 
-    def fetch(*args: Any) -> None:
-        tried.append(args)
+    def fetch(lookup: LocalLookup, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
+        tried.extend(range(len(inputs[0]) // 64))
         raise OSError("the disk is away")
 
     monkeypatch.setattr(LocalLookup, "fetch", fetch)

@@ -27,6 +27,9 @@ Coming = Batch | Example
 class Fetcher:
     """Lets tables on a disk read the rows of coming batches, each batch once and in order.
 
+    Several batches are given to the tables at once, half of those that are read ahead: a block of
+    the disk that holds rows of some of them is then read once.
+
     It only looks at batches that were read already, so reading and learning are as without it. A
     thread of its own finds their ids in the tables, where nothing changes, and begins the reads. A
     batch that is learned before the thread has come to it is left out. An error of the thread is
@@ -69,15 +72,20 @@ class Fetcher:
         """
         before = self._waiting
         self._waiting = {}
+        new: list[Coming] = []
         for batch in coming:
             number = id(batch)
             if number in before:
                 self._waiting[number] = before.pop(number)
             else:
-                task = self._thread.submit(self._fetch, self._ids_of(batch))
-                self._waiting[number] = (batch, task)
-        for _, task in before.values():  # their turn has come
-            task.cancel()
+                new.append(batch)
+        for _, task in before.values():  # the turn of their last batch has come
+            if all(task is not other for _, other in self._waiting.values()):
+                task.cancel()
+        enough = (self.depth + 1) // 2
+        if new and (len(new) >= enough or len(self._waiting) < enough):
+            task = self._thread.submit(self._fetch, list(map(self._ids_of, new)))
+            self._waiting.update((id(batch), (batch, task)) for batch in new)
 
     def close(self) -> None:
         """End the thread."""
@@ -100,10 +108,14 @@ class Fetcher:
         modules = [module for module in self._lookups.modules if module.layout in self._features]
         return [(self._features[module.layout], module.inputs_of(ids)) for module in modules]
 
-    def _fetch(self, lookups: Sequence[tuple[_DiskFeatures, Sequence[Ids]]]) -> None:
+    def _fetch(self, batches: Sequence[Sequence[tuple[_DiskFeatures, Sequence[Ids]]]]) -> None:
+        inputs: dict[_DiskFeatures, list[Sequence[Ids]]] = {}
+        for lookups in batches:
+            for features, ids in lookups:
+                inputs.setdefault(features, []).append(ids)
         try:
-            for features, inputs in lookups:
-                features.fetch(inputs)
+            for features, of_batches in inputs.items():
+                features.fetch(of_batches)
         except Exception as error:  # the lookup raises it again
             self._note(error)
 
@@ -130,8 +142,9 @@ class _DiskFeatures:
         self._layout = FeatureLayout(list(tables), features)
         self.depth = max(map(_depth, tables), default=0)
 
-    def fetch(self, inputs: Sequence[Ids]) -> None:
-        ids = [inputs[number] for number in self._numbers]
+    def fetch(self, batches: Sequence[Sequence[Ids]]) -> None:
+        """Begin to read the rows of batches, of which each has the ids of all features."""
+        ids = [Ids.concat([inputs[number] for inputs in batches]) for number in self._numbers]
         self._module.lookup.fetch(self._layout, ids)
 
 

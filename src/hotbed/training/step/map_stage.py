@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.connectors.read_ahead import ReadAhead
+from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
 from hotbed.training.step.example import Example
@@ -78,12 +79,16 @@ class MapStage:
         self._waiting: deque[_ReadExample] = deque()
         self._error: Exception | None = None  # of reading; its turn comes behind what waits
         self._examples: Generator[Example | None, None, None] | ReadAhead[Example | None] = examples
+        self._num_read = 0  # examples and ticks
         self._reader: Dataset | ReadAhead[Example | None] | None = None
+        self._listed: list[Any] = []  # the data, if they are a list that nothing reads ahead
         self._queue: MapQueue | None = None
         if isinstance(data, Dataset) and data.prefetch:
             self._reader = data
         elif depth and planner is not None and not planner.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
+        elif isinstance(data, list):
+            self._listed = data
         if depth:
             self._queue = MapQueue()
         if planner is not None:
@@ -157,8 +162,12 @@ class MapStage:
 
     def _fetch(self) -> None:
         """Let rows be fetched of the batches that were read and do not wait here yet."""
-        if self._fetcher is None or self._reader is None:
+        if self._fetcher is None:
             return
+        number = max(0, self._fetcher.depth - len(self._waiting))
+        if self._listed:
+            batches = self._listed[self._num_read : self._num_read + number]
+            self._fetcher.look([batch for batch in batches if isinstance(batch, Batch)])
         reading: ReadAhead[Any] | None
         if isinstance(self._reader, Dataset):
             reading = self._reader.reading
@@ -167,7 +176,7 @@ class MapStage:
         else:
             reading = self._reader
         if reading is not None:
-            coming = reading.coming(max(0, self._fetcher.depth - len(self._waiting)))
+            coming = reading.coming(number)
             self._fetcher.look([batch for batch in coming if batch is not None])
 
     def _read_ahead(self) -> None:
@@ -187,6 +196,7 @@ class MapStage:
         if self._error is not None:
             raise self._error
         example = next(self._examples)
+        self._num_read += 1
         self._read_step += example is not None
         return _ReadExample(example, self._read_step)
 
