@@ -57,7 +57,7 @@ def test_job_that_can_run_has_an_answer_to_each_question(job: hb.Job) -> None:
     assert {answer.outcome for answer in found.values()} == {"ok"}
     assert found["secrets"].text == "none"
     assert "are free" in found["output"].text
-    assert found["source train"].text == "1 files"
+    assert found["source train"].text == "1 file"
     assert "200 of the first 200 rows fit the schema" in found["rows of train"].text
     assert "largest tables: user.linear" in found["memory"].text
     assert found["state"].text == "none: training begins anew"
@@ -99,6 +99,19 @@ def test_each_fault_is_an_error_of_its_question(job: hb.Job, fault: str) -> None
     answer = answers(job, **part)[question]
     assert answer.outcome == "error"
     assert re.search(message, answer.text)
+
+
+def test_error_that_several_questions_meet_is_told_once(job: hb.Job) -> None:
+    found = answers(job, predict=hb.sources.Csv("none.csv"))
+    assert "none.csv" in found["source predict"].text
+    assert found["rows of predict"].text == "see source predict"
+
+
+def test_output_in_an_object_store_takes_an_object_and_is_left_empty(job: hb.Job) -> None:
+    store = pytest.importorskip("fsspec", reason="fsspec absent").filesystem("memory")
+    found = answers(job, output="memory://checked/out")
+    assert found["output"] == JobAnswer("output", "ok", "memory://checked/out takes objects")
+    assert not store.find("/checked")
 
 
 def test_state_and_what_changed_since_are_said(job: hb.Job) -> None:

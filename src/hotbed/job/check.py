@@ -105,7 +105,19 @@ def check(job: Job, limit_seconds: float = LIMIT_SECONDS) -> list[JobAnswer]:
     questions["memory"] = lambda: _memory(job)
     questions["state"] = lambda: _state(job)
     questions["changes"] = lambda: _changes(job)
-    return _asked(questions, limit_seconds, job)
+    return _said_once(_asked(questions, limit_seconds, job))
+
+
+def _said_once(answers: Iterable[JobAnswer]) -> list[JobAnswer]:
+    """Return answers in which an error that several questions met is told by the first of them."""
+    first: dict[str, str] = {}
+    shortened: list[JobAnswer] = []
+    for answer in answers:
+        question = first.setdefault(answer.text, answer.question)
+        if answer.outcome == "error" and question != answer.question:
+            answer = replace(answer, text=f"see {question}")
+        shortened.append(answer)
+    return shortened
 
 
 def check_start(job: Job) -> None:
@@ -195,7 +207,9 @@ def _ready(job: Job, parts: Sequence[str] = PARTS, patience: float | None = None
 def _source_question(source: Source, patience: float | None) -> Callable[[], Reply]:
     def ask() -> str:
         num_files = check_ready(source, patience)
-        return f"{num_files:,} files" if num_files else "there"
+        if not num_files:
+            return "there"
+        return "1 file" if num_files == 1 else f"{num_files:,} files"
 
     return ask
 

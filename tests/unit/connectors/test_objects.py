@@ -19,6 +19,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import hotbed as hb
+from hotbed import objects
 from hotbed.connectors import Source
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.row_groups import RowGroups
@@ -212,7 +213,8 @@ def test_grains_of_an_epoch_read_one_content_of_an_object() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_failures_that_pass_cost_no_row(name: str) -> None:
+def test_failures_that_pass_cost_no_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "WAITS", (0.01, 0.02))
     kind, data = FORMATS[name]
     source = kind(put(name, data))
     expected = rows_of(source)
