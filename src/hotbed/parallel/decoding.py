@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,32 +70,33 @@ class SharedDecoding:
         if type(decoder) is not Json or num_bytes[-1] < LEAST_BYTES:
             return decode_messages(decoder, values, schema)
         ends = _ends_of_shares(num_bytes, self._size)
+        others = range(1, self._size)
+        answers: list[Answer] = []
         with self._turn:
-            try:
-                for rank in range(1, self._size):
-                    share = list(values[ends[rank - 1] : ends[rank]])
-                    self._send(rank, (decoder, share, schema))
-                decoded = decode_messages(decoder, values[: ends[0]], schema)
-                return self._joined(decoded, ends)
-            except RuntimeError as error:
-                raise RankLost(
-                    f"ranks: the connection to a rank that decodes messages was lost, got "
-                    f"{first_line(error)}. The newest state stays: start the same command again."
-                ) from error
-
-    def _joined(self, decoded: Decoded, ends: Sequence[int]) -> Decoded:
-        """Return the rows of this rank and of all others; `ends`: of their shares."""
-        batches, counts, bad = decoded
-        for rank in range(1, self._size):
-            answer: Answer = self._receive(rank)
+            for rank in others:
+                share = list(values[ends[rank - 1] : ends[rank]])
+                self._call(rank, partial(self._send, rank, (decoder, share, schema)))
+            batches, counts, bad = decode_messages(decoder, values[: ends[0]], schema)
+            for rank in others:
+                answers.append(self._call(rank, partial(self._receive, rank)))
+        for answer, (first, last) in zip(answers, pairwise(ends), strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            first = ends[rank - 1]
             more_batches, faults = answer
             batches = batches + more_batches
-            counts = counts + [int(n not in faults) for n in range(ends[rank] - first)]
+            counts = counts + [int(number not in faults) for number in range(last - first)]
             bad = bad | {first + number: ValueError(fault) for number, fault in faults.items()}
         return batches, counts, bad
+
+    def _call(self, rank: int, message: Callable[[], Any]) -> Any:
+        """Return what a message returns; raise RankLost where the rank does not take or send it."""
+        try:
+            return message()
+        except RuntimeError as error:
+            raise RankLost(
+                f"ranks: the connection to rank {rank}, which decodes messages, was lost, got "
+                f"{first_line(error)[:200]}. The newest state stays: start the same command again."
+            ) from error
 
     def _serve(self) -> None:
         """Decode what the first rank sends."""
