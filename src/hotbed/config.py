@@ -101,7 +101,7 @@ def kind_of(cls: type) -> str:
 
 def _written_kind(cls: type) -> str:
     """Return the kind by which a description names a class: of other packages, with the module."""
-    name = None if _is_ours(cls) else plugins.name_of(cls)
+    name = None if plugins.is_ours(cls) else plugins.name_of(cls)
     return name or kind_of(cls)
 
 
@@ -187,6 +187,8 @@ def _class_of(kind: str, choices: Mapping[str, type], expected: Sequence[type], 
         name = known_elsewhere_as(kind, choices)
         if name is not None:
             advice = f"Did you mean {name!r}?"
+        if ":" in kind:
+            advice = "Write a class of your own as module:name, such as mypackage.nets:MaskNet."
         raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
     bases = " or ".join(f"{base.__module__}.{base.__qualname__}" for base in expected)
     if not issubclass(cls, tuple(expected)):
@@ -195,7 +197,16 @@ def _class_of(kind: str, choices: Mapping[str, type], expected: Sequence[type], 
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise ConfigError(f"{path}.kind: it lacks methods, got {kind!r}. Define {missing}.")
+    _check_parameters(cls, path)
     return cls
+
+
+def _check_parameters(cls: type, path: str) -> None:
+    """Raise ConfigError if parameters of a constructor cannot be keys."""
+    try:
+        parameters(cls)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.kind: {error}") from error
 
 
 def kinds(expected: type) -> dict[str, type]:
@@ -208,7 +219,7 @@ def kinds(expected: type) -> dict[str, type]:
         folder = module.partition(".")[0]
         for home in _HOMES.get(folder, ()):
             _import(home)
-    classes = [cls for cls in _final_classes(expected) if not cls.__name__.startswith("_")]
+    classes = [cls for cls in plugins.final_classes(expected) if not cls.__name__.startswith("_")]
     return {kind_of(cls): cls for cls in classes}
 
 
@@ -399,17 +410,21 @@ def _construct(
             )
     try:
         built = cls(**arguments)
-        if not _is_ours(cls) and not dataclasses.is_dataclass(cls):  # what `described` would do
+        if not plugins.is_ours(cls) and not dataclasses.is_dataclass(
+            cls
+        ):  # what `described` would do
             object.__setattr__(built, "_described", arguments)
         return built
     except ConfigError as error:
         raise ConfigError(_located(str(error), cls, keywords, path)) from error
     except HotbedError:
         raise
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a class of another package raises what it likes
+        if plugins.is_ours(cls) and not isinstance(error, (TypeError, ValueError)):
+            raise
         raise ConfigError(
-            f"{path}: {kind_of(cls)} cannot be built from its keys, got {str(error)!r}. See its "
-            "documentation."
+            f"{path}: {kind_of(cls)} cannot be built from its keys, got {type(error).__name__}: "
+            f"{error}. See its documentation."
         ) from error
 
 
@@ -506,35 +521,6 @@ def _import(name: str) -> types.ModuleType:
                 f"{name}: PyTorch is not installed. Run pip install hotbed[train]."
             ) from error
         raise
-
-
-def _children(cls: type) -> list[type]:
-    """Return the classes directly below `cls`; none for a final class of Hotbed.
-
-    It stays final if a user derives from it.
-    """
-    children: list[type] = type.__subclasses__(cls)
-    is_abstract = inspect.isabstract(cls) or not _is_ours(cls)
-    return children if is_abstract or any(map(_is_ours, children)) else []
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "hotbed"
-
-
-def _final_classes(cls: type) -> list[type]:
-    """Return the final classes below `cls`.
-
-    A class of Hotbed is abstract or final, so a class with children cannot be a choice.
-    """
-    final: list[type] = []
-    for child in _children(cls):
-        below = _final_classes(child)
-        if below:
-            final += below
-        elif not inspect.isabstract(child):
-            final.append(child)
-    return final
 
 
 def _located(message: str, cls: type, keywords: Iterable[str], path: str) -> str:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import operator
 import re
@@ -149,6 +150,35 @@ def _line_in(error: BaseException) -> str:
 def _file_of(module: ModuleType) -> str | None:
     file: str | None = getattr(module, "__file__", None)
     return file
+
+
+def _children(cls: type) -> list[type]:
+    """Return the classes directly below `cls`; none for a final class of Hotbed.
+
+    It stays final if a user derives from it.
+    """
+    children: list[type] = type.__subclasses__(cls)
+    is_abstract = inspect.isabstract(cls) or not is_ours(cls)
+    return children if is_abstract or any(map(is_ours, children)) else []
+
+
+def is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "hotbed"
+
+
+def final_classes(cls: type) -> list[type]:
+    """Return the final classes below `cls`.
+
+    A class of Hotbed is abstract or final, so a class with children cannot be a choice.
+    """
+    final: list[type] = []
+    for child in _children(cls):
+        below = final_classes(child)
+        if below:
+            final += below
+        elif not inspect.isabstract(child):
+            final.append(child)
+    return final
 
 
 # --- the folder of a job --------------------------------------------------------------------------

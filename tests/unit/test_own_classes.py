@@ -121,6 +121,17 @@ class Patient(hb.sources.Wait):
     pass
 
 
+class Open(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+
+
+class Unwilling(nn.Module):
+    def __init__(self, key: str = "absent"):
+        super().__init__()
+        {}[key]
+
+
 not_a_class = 3
 """
 
@@ -249,7 +260,10 @@ def test_changed_source_is_refused_by_name_at_a_resume_and_an_evaluation(folder:
         ("loss", "own_parts:MaskNet", r"loss\.kind: must be a class below hotbed\.models\.losses"),
         ("metrics", ["own_parts:Half"], r"metrics\.0\.kind: must be a class below .*Metric"),
         ("callbacks", ["own_parts:Half"], r"callbacks\.0\.kind: .* a method such as on_step_end"),
-        ("stream_callbacks", ["x:"], r"stream_callbacks\.0\.kind: unknown kind, got 'x:'"),
+        ("stream_callbacks", ["x:"], r"stream_callbacks\.0\.kind: unknown kind.* as module:name"),
+        ("model", "own-parts:MaskNet", r"model\.kind: unknown kind.* as module:name"),
+        ("model", "own_parts:Open", r"model\.kind: Open: expected named parameters only"),
+        ("loss", "hotbed.models.losses:Loss", r"loss\.kind: it lacks methods.* Define _mean"),
         (
             "tables.rule",
             {"kind": "own_parts:Half"},
@@ -273,10 +287,14 @@ def test_wrong_own_class_is_an_error_with_its_key(
     (folder / "own_torn.py").write_text("class Net(:\n")
     (folder / "own_needs.py").write_text("import absent_package\n")
     (folder / "own_exits.py").write_text("raise SystemExit(3)\n")
-    if message is None:  # keys of a loss are read where the model is built
-        job = hb.Job.read("job.yaml", {key: kind})
-        with pytest.raises(ConfigError, match=r"^job\.loss\.margin: wrong value.*Give float"):
-            job.rec_model(job.fitted())
+    if message is None:  # keys of networks and losses are read where the model is built
+        for changes, text in (
+            ({key: kind}, r"^job\.loss\.margin: wrong value.*Give float"),
+            ({"model": "own_parts:Unwilling"}, r"^job\.model: unwilling .* got KeyError: 'absent'"),
+        ):
+            job = hb.Job.read("job.yaml", changes)
+            with pytest.raises(ConfigError, match=text):
+                job.rec_model(job.fitted())
         return
     with pytest.raises(ConfigError, match=rf"^job\..*{message}"):
         hb.Job.read("job.yaml", {key: kind})

@@ -23,6 +23,7 @@ from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.files import local_path
 from hotbed.objects import Identity, is_url
 
 SAMPLE_BYTES = 1 << 20
@@ -522,10 +523,10 @@ def one_path(where: str, path: Paths) -> str:
     """Return the path of a source that is written.
 
     Raises:
-        ConfigError: it is a list.
+        ConfigError: it is a list, or the URL of an object store.
     """
-    if isinstance(path, str) or hasattr(path, "__fspath__"):
-        return str(path)
+    if isinstance(path, (str, os.PathLike)):
+        return str(local_path(os.fspath(path), where))
     raise ConfigError(f"{where}: one file is written, got {path!r}. Give the path of one file.")
 
 

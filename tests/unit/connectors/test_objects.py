@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed import objects
+from hotbed.cli.commands import app
 from hotbed.connectors import Source
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.row_groups import RowGroups
@@ -249,6 +251,9 @@ def test_absent_objects_and_unknown_stores_are_errors_with_their_url() -> None:
         hb.sources.Csv("nosuch://b/x.csv").files()
     with pytest.raises(ConfigError, match=r"Follow\.directory: must be a local folder, got 'kept:"):
         hb.sources.Follow("kept://bucket/incoming")
+    for source in (hb.sources.Parquet("kept://b/x"), hb.sources.Norm("kept://b/x", slots=["n"])):
+        with pytest.raises(ConfigError, match=r"path: must be a local path, got 'kept://b/x'"):
+            source.write(hb.sources.Memory({"n": [1], "label": [1.0]}))
     put("a.csv", b"n\n1\n")
     assert matches("kept://bucket/[ab].csv") == ["kept://bucket/a.csv"]
 
@@ -280,6 +285,8 @@ def test_objects_are_drafted_and_prepared_and_one_that_changes_meanwhile_is_refu
     lines = [f"{n % 2},{n % 9},{n % 5}" for n in range(400)]
     url = put("events.csv", ("clicked,user,item\n" + "\n".join(lines)).encode())
     assert f"path: {url}" in draft(url, "clicked").replace('"', "")
+    written = CliRunner().invoke(app, ["init", url, "--out", str(tmp_path / "job.yaml")])
+    assert written.exit_code == 0, written.output
     schema = hb.Schema([hb.Label("clicked"), hb.Id("user", transforms=[hb.transforms.Map()])])
     job = Preparation(hb.sources.Csv(url), schema, output=str(tmp_path / "prepared"))
     prepare(job)
