@@ -155,6 +155,15 @@ NAVIGATION = {
         "migrate/mindspore",
         "migrate/mindspore_parameters",
     ],
+    "中文": [
+        "zh/index",
+        "zh/quickstart",
+        "zh/walk",
+        "zh/which",
+        "zh/cookbook",
+        "zh/bad_model",
+        "zh/operate",
+    ],
     "Look up": ["reference/index", "extending", "architecture", "format", "benchmarks", "accuracy"],
     "Design notes": sorted(
         f"design/{path.stem}" for path in Path(__file__).parent.glob("design/*.md")
