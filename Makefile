@@ -24,7 +24,7 @@ unexport PYTHONPATH
 # Each worker compiles all files of tests: half of its start, unless the run before left them compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo examples test quick durations soak bench docs lint format wheel sanitize native matrix protos upgrade clean
+.PHONY: help setup demo examples test quick durations soak bench docs lint format wheel wheels sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -91,6 +91,9 @@ format: $(VENV)/.tools   ## rewrite the files as lint wants them
 
 wheel: setup         ## the wheel of this Python, in dist/
 	@mkdir -p dist && cp build/wheel/hotbed-*.whl dist/ && ls dist
+
+wheels: $(VENV)/.tools   ## wheels to publish, in dist/: for each Python here, with the manylinux tag that its symbols allow
+	@scripts/wheels.sh $(BIN)
 
 native: $(VENV)/.tools   ## the doctest suite of the native core, plain
 	@scripts/native_tests.sh $(BIN) plain

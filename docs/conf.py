@@ -62,7 +62,7 @@ PAGES = {
         "embedding.tables",
         "embedding.modules.embedding",
         "embedding.modules.collection",
-        "embedding.changes",
+        "embedding.changed_rows",
         "embedding.tier",
         "embedding.native",
     ],

@@ -23,12 +23,7 @@ pins() {  # the pinned versions of the named packages
   for name in "$@"; do grep -iE "^$name==" constraints.txt; done
 }
 
-interpreter() {  # a working Python of that version, also behind pyenv's shims
-  local found
-  for found in "python$1" "$HOME"/.pyenv/versions/"$1".*/bin/python; do
-    if command -v "$found" >/dev/null && "$found" -c 'import venv' 2>/dev/null; then echo "$found"; return; fi
-  done
-}
+source scripts/interpreter.sh
 
 # run NAME PYTHON MARKER PACKAGE...: a fresh environment, the wheel built for it, the marked tests
 run() {

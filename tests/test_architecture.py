@@ -816,6 +816,15 @@ def test_every_type_error_that_is_ignored_has_a_reason() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_bindings_keep_to_the_stable_abi() -> None:
+    """Macros such as PyBytes_AS_STRING do not compile in the wheel of Python 3.12 and newer."""
+    macro = re.compile(r"\bPy[A-Z][A-Za-z]*_(?:AS|GET|SET)_[A-Z_]+\b")
+    files = sorted((ROOT / "csrc/bind").glob("*.*"))
+    assert files
+    wrong = {path.name: found for path in files if (found := macro.findall(path.read_text()))}
+    assert not wrong
+
+
 def test_every_source_file_carries_its_licence() -> None:
     wrong = [
         str(p.relative_to(ROOT))

@@ -64,7 +64,7 @@ nb::tuple split_message(const nb::bytes& request, std::size_t inputs, std::size_
   }
   const auto raw = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
   if (!raw.is_valid()) nb::raise_python_error();
-  char* to = PyBytes_AS_STRING(raw.ptr());
+  char* to = PyBytes_AsString(raw.ptr());
   for (const auto& part : result.raw) { to = std::copy(bytes.data() + part.begin, bytes.data() + part.end, to); }
   return nb::make_tuple(head_of(result), result.inputs, described(result.parts), sizes, raw);
 }

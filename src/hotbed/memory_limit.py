@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,8 +134,12 @@ _watchers = threading.Semaphore()  # one thread a process
 def warning_of_memory(
     read: Callable[[], list[MemoryLimit]] = memory_limits, every_seconds: float = 1.0
 ) -> Iterator[None]:
-    """Warn within, as `MemoryWarnings` does, from a thread that looks each second."""
-    if not _watchers.acquire(blocking=False):
+    """Warn within, as `MemoryWarnings` does, from a thread that looks each second.
+
+    A process has one such thread, and of several ranks of a machine the first alone.
+    """
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not is_first or not _watchers.acquire(blocking=False):
         yield
         return
     ended = threading.Event()

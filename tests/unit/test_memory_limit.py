@@ -93,7 +93,9 @@ def test_each_crossing_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert crossings == [90, 95]
 
 
-def test_the_thread_that_warns_is_one_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_thread_that_warns_is_one_and_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = [MemoryLimit(100 * MIB, 95 * MIB, "the container")]
     with warning_of_memory(lambda: full, 0.001), warning_of_memory(lambda: full, 0.001):
         for _ in range(1000):
@@ -101,5 +103,9 @@ def test_the_thread_that_warns_is_one_and_ends(caplog: pytest.LogCaptureFixture)
                 break
             time.sleep(0.01)
     (line,) = caplog.messages
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with warning_of_memory(lambda: full, 0.001):
+        time.sleep(0.02)
+    assert len(caplog.messages) == 1
     assert line.startswith("memory: 95 MiB of the 100 MiB of the container are in use")
     assert not [t for t in threading.enumerate() if t.name == "hotbed-memory"]

@@ -68,8 +68,7 @@ SERVERS = ("serve", "parameter-server")
 def begin(context: typer.Context) -> None:
     """Log with time and level, and warn before memory ends; the servers log as JSON."""
     log_lines("json" if context.invoked_subcommand in SERVERS else "text")
-    if processes.is_first_here():
-        context.with_resource(warning_of_memory())
+    context.with_resource(warning_of_memory())
 
 
 @app.command()

@@ -25,11 +25,6 @@ def is_first() -> bool:
     return os.environ.get("RANK") == "0"
 
 
-def is_first_here() -> bool:
-    """Return whether no other rank of this machine has a lower number."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def behave_as_rank() -> None:
     """Let SIGINT end this process at once, without a word: the launcher says what happened.
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hotbed import checks
+from hotbed.memory_limit import warning_of_memory
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.loop import measure, pass_over, reported
 from hotbed.training.run import Run
@@ -30,7 +31,7 @@ def follow(run: Run, history: History) -> None:
     """
     learner = run.learner
     run.callbacks("on_fit_begin", run)
-    with reported(run):
+    with reported(run), warning_of_memory():
         with ended_by_signals(run.stop):
             run.callbacks("on_stream_begin", run)
             run.callbacks("on_epoch_begin", run)
