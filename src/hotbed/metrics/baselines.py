@@ -111,6 +111,10 @@ class SimpleModels:
             predictions.append((labels + PRIOR_ROWS * mean) / (weights + PRIOR_ROWS))
         return predictions
 
+    def has_seen(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which places had an id of a sample that was learned."""
+        return self._squares[places] > 0
+
     def learn(self, inputs: SampleFeatures, labels: Floats, weights: Floats) -> None:
         """Learn n samples, labels [n] and weights [n]."""
         self._sums += [weights.sum(), (weights * labels).sum(), (weights * labels**2).sum()]

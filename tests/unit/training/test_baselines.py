@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,14 @@ import torch
 
 import hotbed as hb
 from hotbed.training.watching.report import write_report
+
+
+def charts_of(page: str) -> dict[str, Any]:
+    """Return the data of each chart by its title."""
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    charts = [json.loads(unescape(text)) for text in re.findall(r'data-chart="(.*?)"', page)]
+    return dict(zip(titles, charts, strict=True))
+
 
 POPULARITY = "popularity of item"
 
@@ -73,7 +84,11 @@ def test_a_model_that_a_constant_beats_is_told_so(tmp_path: Path, network: Any, 
     assert sentence in repr(history)
     page = write_report(tmp_path / "report.html", {"train": history}).read_text()
     assert sentence in page
-    assert page.count("<i class='level'></i>constant") >= 2  # of AUC and log loss
+    charts = charts_of(page)
+    for title, key in (("Validation AUC", "auc"), ("Validation log loss", "log_loss")):
+        for name, figures in history.baselines.items():
+            (line,) = (line for line in charts[title]["series"] if line["name"] == name)
+            assert line["y"] == pytest.approx([figures[f"valid.{key}"]] * 2, rel=1e-5)
 
 
 class OfDense(torch.nn.Module):
@@ -177,6 +192,7 @@ def test_windows_of_a_stream_compare_and_resume_to_the_same_figures(
     for name, windows in history.compared.items():
         assert [window.values for window in windows] == [w.values for w in resumed.compared[name]]
         assert len(windows) == 5
+        assert ("auc" in windows[0].values) == (name != "constant")  # whose order is that of time
     assert resumed_digest == digest
     page = write_report(tmp_path / "report.html", {"stream": history}).read_text()
     assert "popularity of item" in page

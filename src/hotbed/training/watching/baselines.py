@@ -18,7 +18,7 @@ from hotbed.metrics.baselines import SampleFeatures, SimpleModels, names_an_item
 from hotbed.training.run import Run
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Scorer, host, scorer_of
+from hotbed.training.step.scorer import Progressive, Scorer, host, scorer_of
 
 log = logging.getLogger("hotbed")
 
@@ -28,6 +28,7 @@ POPULARITY = "popularity of "
 _WITHOUT_BETTER = ("calibration", "loss", "precision", "recall")
 """Metrics that do not say which of two models is better."""
 
+_RANKING = ("auc", "gauc", "hit_rate", "ndcg")
 _NONE = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 
 Figures = dict[str, dict[str, float]]
@@ -206,6 +207,7 @@ class Comparison:
         self._scorer: Scorer | None = None  # of the model
         self._scorers: dict[str, Scorer] = {}
         self._saved: Mapping[str, Any] = {}
+        self._learns = False
 
     def barrier(self, step: int, now: int | None) -> bool:
         return False
@@ -219,13 +221,14 @@ class Comparison:
             observer.watchers.append(self)
             self._scorer = scorer
             self._scorers = {}
+            self._learns = isinstance(observer, Progressive)
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take a batch that the model has scored."""
         assert self._scorer is not None
         for name, scores in scores_of(self._baselines, self._scorer, outputs, example).items():
             if name not in self._scorers:
-                self._scorers[name] = self._scorer.again()
+                self._scorers[name] = scorer_beside(self._scorer, name, learns=self._learns)
                 if name in self._saved:
                     self._scorers[name].load_state(self._saved[name])
             self._scorers[name].feed(scores, example)
@@ -243,6 +246,26 @@ class Comparison:
         """Restore what `state` returned."""
         self._scorers = {}
         self._saved = state
+
+
+def scorer_beside(scorer: Scorer, name: str, *, learns: bool) -> Scorer:
+    """Return a scorer of a baseline with the metrics of the model's.
+
+    A constant that learns from sample to sample is not ranked: its order would be that of time.
+    """
+    if name != CONSTANT or not learns:
+        return scorer.again()
+    return scorer.again(_without_ranking(scorer.metrics))
+
+
+def _without_ranking(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    others: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Mapping):  # of a label
+            others[name] = _without_ranking(metric)
+        elif name.partition("@")[0] not in _RANKING:
+            others[name] = metric
+    return others
 
 
 def scores_of(

@@ -18,6 +18,7 @@ DAY_SECONDS = 86_400
 LEARNING_TEXT = "Mean loss of the batches since the point before, and metrics of each epoch."
 FLOWS = {"admitted": 2, "refused": 7, "evicted": 1}  # counter of a table -> colour of its line
 WINDOW_COLORS = (0, 7, 2, 3, 4, 5, 6)
+BASELINE_COLORS = (7, 3, 4, 5, 6)
 ACRONYMS = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
 # metric -> name and value of a level that it is compared with
 LEVELS = {"calibration": {"calibrated": 1.0}, "normalized_entropy": {"knows the mean only": 1.0}}
@@ -43,8 +44,8 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
         if points:
             lines = _losses(history, points)
             marks = kept_mark(history, "samples")
-            levels = _losses_of_baselines(history)
-            charts.append(Chart(f"Loss, {name}", "samples", lines, marks=marks, levels=levels))
+            lines += _beside(lines[-1], _losses_of_baselines(history))
+            charts.append(Chart(f"Loss, {name}", "samples", lines, marks=marks))
         if len(history.epochs) > 1:
             charts += _validation_metrics(history)
     return charts
@@ -60,12 +61,12 @@ def _validation_metrics(history: History) -> list[Chart]:
         title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
         line = Series(key, x, y, color=2, dots=True)
         marks = kept_mark(history, "epoch")
-        levels = levels_of(history, key)
-        charts.append(Chart(title, "epoch", [line], marks=marks, levels=levels))
+        lines = [line, *_beside(line, values_of_baselines(history, key))]
+        charts.append(Chart(title, "epoch", lines, marks=marks))
     return charts
 
 
-def levels_of(history: History, key: str) -> dict[str, float]:
+def values_of_baselines(history: History, key: str) -> dict[str, float]:
     """Return the value of a metric of each baseline, by its name."""
     values = {name: figures.get(key, math.nan) for name, figures in history.baselines.items()}
     return {name: value for name, value in values.items() if math.isfinite(value)}
@@ -76,7 +77,14 @@ def _losses_of_baselines(history: History) -> dict[str, float]:
     log_loss = history.metrics.get(VALID + "log_loss", math.nan)
     if not math.isclose(history.metrics.get(VALID_LOSS, math.nan), log_loss, rel_tol=1e-3):
         return {}
-    return levels_of(history, VALID + "log_loss")
+    return values_of_baselines(history, VALID + "log_loss")
+
+
+def _beside(line: Series, values: Mapping[str, float]) -> list[Series]:
+    """Return a level line for each baseline, as long as the line of the model."""
+    ends = [line.x[0], line.x[-1]]
+    named = zip(BASELINE_COLORS, values.items(), strict=False)
+    return [Series(name, ends, [value, value], color) for color, (name, value) in named]
 
 
 def kept_mark(history: History, axis: str, name: str = "kept") -> dict[str, float]:
@@ -196,9 +204,9 @@ def _metrics(history: History) -> list[Chart]:
         total = history.metrics.get(key, math.nan)
         if math.isfinite(total):
             lines.append(_whole_stream(lines[0], total))
-        levels = dict(LEVELS.get(key.rpartition(".")[2], {}))
+        levels = LEVELS.get(key.rpartition(".")[2], {})
         if not history.windows:
-            levels |= levels_of(history, key)
+            lines += _beside(lines[0], values_of_baselines(history, key))
         charts.append(_over(metric_text(key), windows, lines, levels=levels))
     return charts
 

@@ -18,7 +18,7 @@ from hotbed.metrics.metric_set import metric_set
 from hotbed.training.run import Run
 from hotbed.training.step.example import Example
 from hotbed.training.step.scorer import Scorer, host, scorer_of
-from hotbed.training.watching.baselines import Baselines, scores_of
+from hotbed.training.watching.baselines import Baselines, scorer_beside, scores_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.shown_scores import ShownScores
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
@@ -163,7 +163,7 @@ class Windows:
             for baselines in self._run.callbacks.of(Baselines):
                 compared |= scores_of(baselines, self._scorer, outputs, example)
         for name in compared:
-            self._beside.setdefault(name, _Beside(self._most))
+            self._beside.setdefault(name, _Beside(name, self._most))
         return compared
 
     def _extend_span(self, times: Any) -> None:
@@ -229,7 +229,7 @@ class Windows:
             self._saved = None
         self._beside = {}
         for name, beside in state.get("beside", {}).items():  # absent without baselines
-            self._beside[name] = _Beside(self._most)
+            self._beside[name] = _Beside(name, self._most)
             self._beside[name].load_state(beside)
             if self._open is None:
                 self._beside[name].forget()
@@ -284,7 +284,8 @@ class Windows:
 class _Beside:
     """The windows of a baseline beside those of the model."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
         self.log = WindowLog(most)
         self.scorer: Scorer | None = None  # of the open window
         self._saved: Mapping[str, Any] | None = None
@@ -292,7 +293,7 @@ class _Beside:
     def feed(self, scores: tuple[Any, ...], example: Example, rows: slice, model: Scorer) -> None:
         """Take the scores of some rows; `model`: the scorer of the model."""
         if self.scorer is None:
-            self.scorer = model.again()
+            self.scorer = scorer_beside(model, self._name, learns=True)
             if self._saved is not None:
                 self.scorer.load_state(self._saved)
                 self._saved = None
