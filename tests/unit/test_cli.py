@@ -749,6 +749,7 @@ def test_draft_distinguishes_ids_from_amounts(tmp_path: Path) -> None:
         "x1": "id",
         "x2": "dense",
         "x3": "dense",
+        "x3_bucket": "id",  # with a long tail: an id for each quantile, too
         "total_price": "dense",
     }
 

@@ -20,12 +20,14 @@ from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.line import Line, quoted
 from hotbed.job.moments import find_time, other_time_line, time_line
 from hotbed.job.roles import (
+    bucket_line,
     feature_line,
     find_label,
     gives_away,
     has_decimal_commas,
     holds_labels,
     label_line,
+    needs_buckets,
     positive_share,
 )
 from hotbed.job.sniff import first_row, sniffed
@@ -180,6 +182,8 @@ def lines_of(
             why = f"left out: it decides {label}, as an outcome would"
             line = Line("left out", line.text, why)
         lines.append(line)
+        if line.role == "dense" and needs_buckets(frame[column]):
+            lines.append(bucket_line(column))
     return lines
 
 

@@ -25,6 +25,9 @@ MAX_DEVIATIONS = 10
 a hundred.
 """
 
+NUM_BUCKETS = 32
+"""Quantiles of an amount with a long tail, each of which has a row of its own."""
+
 SAME_VALUE = 0.95
 """Share of neighbouring rows of an item that have one value, if the column follows the item."""
 
@@ -374,18 +377,41 @@ def _looks_like_amount(values: pl.Series) -> bool:
     return float(np.corrcoef(ranks[1:], ranks[:-1])[0, 1]) > 0.5
 
 
+def _has_long_tail(values: pl.Series) -> bool:
+    """Return whether amounts are not negative, and the largest ones are far from the median."""
+    entries = values.drop_nulls().cast(pl.Float64).to_numpy()
+    median = float(np.quantile(entries, 0.5, method="nearest"))
+    return bool(entries.min() >= 0 and entries.max() > 100 * max(median, 1e-9))
+
+
+def needs_buckets(values: pl.Series) -> bool:
+    """Return whether amounts have a long tail, and others than a few small numbers."""
+    numbers = values.drop_nulls().cast(pl.Float64).to_numpy()
+    return _has_long_tail(values) and bool(numbers.max() > MAX_DEVIATIONS)
+
+
+def bucket_line(name: str) -> Line:
+    """Return the line of an id for each quantile of a column of amounts with a long tail.
+
+    Amounts that are mostly 0 have steps, which one weight of a logarithm cannot follow.
+    """
+    columns = f"name: {quoted(f'{name}_bucket')}, column: {quoted(name)}"
+    transform = f"{{kind: bucketize, bins: {NUM_BUCKETS}}}"
+    text = f"{{kind: id, {columns}, transforms: [{transform}]}}"
+    return Line("id", text, f"quantiles of {name}, since its tail is long")
+
+
 def _dense_line(values: pl.Series) -> Line:
     """Return the line of a column of amounts, with the transforms that bound it."""
     entries = values.drop_nulls()
     numbers = entries.cast(pl.Float64).to_numpy()
     low = float(numbers.min())
-    median = float(np.quantile(numbers, 0.5, method="nearest"))
     high = float(numbers.max())
     why = f"numbers from {low:g} to {high:g}"
 
     fill = ["{kind: fill_missing, statistic: median}"] if values.null_count() else []
     logarithm = []
-    if low >= 0 and high > 100 * max(median, 1e-9):
+    if _has_long_tail(values):
         logarithm = ["log"]
         numbers = np.log1p(numbers)
     spread = float(numbers.std()) or 1.0

@@ -198,6 +198,24 @@ def test_windows_of_a_stream_compare_and_resume_to_the_same_figures(
     assert "popularity of item" in page
 
 
+@pytest.mark.parametrize("steps", [[3, 16], [8, 16], [11, 16]])
+def test_a_fit_that_resumes_has_the_figures_of_an_unbroken_one(
+    tmp_path: Path, dataset: Any, network: Any, steps: list[int]
+) -> None:
+    """Killed inside the first pass, at its end, and inside a later one."""
+    figures = []
+    for folder, ends in (("one", [16]), ("parts", steps)):
+        for last in ends:
+            model = hb.RecModel(network(), "bce", "adam", ["auc", "log_loss"])
+            saves = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=50, wait=True)
+            callbacks = [hb.callbacks.Baselines(), saves]
+            history = model.fit(
+                dataset(512), dataset(128, 1), 2, callbacks, max_steps=last, progress=False
+            )
+        figures.append((history.baselines, history.new_ids, history.findings))
+    assert figures[0] == figures[1]
+
+
 def test_a_column_without_one_id_a_sample_is_no_item(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", "adam", ["auc"])
     with pytest.raises(
@@ -218,3 +236,34 @@ def test_rates_of_another_item_begin_anew(dataset: Any, network: Any) -> None:
     assert two.results()["popularity of item"]["auc"] > 0.7
     assert one.results()["popularity of user"]["auc"] == 0.5
     assert one.results()["linear"] == two.results()["linear"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_with_new_ids_are_measured_apart(
+    tmp_path: Path, world: Any, network: Any, weighted: bool
+) -> None:
+    train = world.columns(512)
+    valid = world.columns(256, 1)
+    valid["item"] = np.where(np.arange(256) % 4 == 0, 1000 + valid["item"], valid["item"])
+    columns = list(world.schema.columns)
+    if weighted:
+        columns.append(hb.Weight("w"))
+    for rows in (train, valid):
+        rows["w"] = 1.0 + rows["user"] % 3
+    schema = hb.Schema(columns)
+    data, new = (hb.Dataset(hb.sources.Memory(rows), schema, 64) for rows in (train, valid))
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    callbacks = [hb.callbacks.BestWeights("auc", mode="min"), hb.callbacks.Baselines()]
+    history = model.fit(data, new, 4, callbacks, progress=False)
+    assert history.kept.epoch < 4
+    scores = model.predict(new)  # of the epoch that was kept
+    is_new = np.isin(valid["item"], train["item"], invert=True)
+    measured = history.new_ids["item"]
+    assert measured["new"] == is_new.mean() >= 0.25
+    for part, rows in (("known", ~is_new), ("new", is_new)):
+        auc = hb.metrics.AUC()
+        auc.update(scores[rows], valid["y"][rows], weight=valid["w"][rows] if weighted else None)
+        assert measured[f"auc_{part}"] == pytest.approx(auc.eval(), abs=1e-9)
+    assert "user" not in history.new_ids  # all are known
+    page = write_report(tmp_path / "report.html", {"train": history}).read_text()
+    assert "Known and new ids, train" in page

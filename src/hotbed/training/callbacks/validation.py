@@ -78,7 +78,7 @@ class Validate:
         compared = {baselines: baselines.comparison() for baselines in run.callbacks.of(Baselines)}
         results = run.model.evaluate(data, [curves, *compared.values()])
         for baselines, comparison in compared.items():
-            baselines.record(comparison, VALID)
+            baselines.record(comparison, run, VALID)
         run.reliability = curves.curves
         run.metrics.update({VALID + name: value for name, value in results.items()})
         run.validated = True

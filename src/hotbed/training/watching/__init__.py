@@ -3,6 +3,7 @@
 
 baselines.py      Baselines: simple models beside the one that learns
 history.py        History: the course of a training in bounded memory, as a callback
+new_ids.py        NewIds: how samples with new ids are ranked
 progress.py       ProgressBar: what a run is doing, in a terminal or as lines
 prometheus.py     Prometheus: the values of a run at an HTTP address
 readings.py       readings: the numbers of a run, under one name each

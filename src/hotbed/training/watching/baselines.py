@@ -15,10 +15,11 @@ from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.metrics.baselines import SampleFeatures, SimpleModels, names_an_item, places_of
-from hotbed.training.run import Run
+from hotbed.training.run import Kept, Run
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example
 from hotbed.training.step.scorer import Progressive, Scorer, host, scorer_of
+from hotbed.training.watching.new_ids import NewIds
 
 log = logging.getLogger("hotbed")
 
@@ -68,9 +69,11 @@ class Baselines:
         self._inputs: tuple[Example, SampleFeatures] | None = None
         self._progressive = Comparison(self)
         self.figures: Figures = {}
+        self._new_ids: dict[int, Figures] = {}  # by step of the validation
 
     def on_fit_begin(self, run: Run) -> None:
         self.figures = {}
+        self._new_ids = {}
         self._progressive = Comparison(self)
 
     def barrier(self, step: int, now: int | None) -> bool:
@@ -88,7 +91,7 @@ class Baselines:
 
     def on_epoch_end(self, run: Run) -> None:
         self._inputs = None
-        self.record(self._progressive)
+        self.record(self._progressive, run)
 
     def comparison(self) -> Comparison:
         """Return a callback of `RecModel.evaluate` that scores its batches by the baselines.
@@ -97,11 +100,42 @@ class Baselines:
         """
         return Comparison(self)
 
-    def record(self, comparison: Comparison, prefix: str = "") -> None:
+    def record(self, comparison: Comparison, run: Run, prefix: str = "") -> None:
         """Take the results of a comparison as figures; `prefix`: of the names of metrics."""
         for name, values in comparison.results().items():
             named = {f"{prefix}{key}": value for key, value in values.items()}
             self.figures.setdefault(name, {}).update(named)
+        if comparison.new_ids():
+            best = run.callbacks.kept
+            steps = [] if best is None else [best.step]
+            self._new_ids = {step: self._new_ids[step] for step in steps if step in self._new_ids}
+            self._new_ids[run.step] = comparison.new_ids()
+
+    def new_ids(self, kept: Kept | None) -> Figures:
+        """Return how samples with new ids were ranked in the validation of the state that is kept.
+
+        For each Id column with ids that training has not seen: the share of rows that have one
+        (`new`), and the AUC of the model over the others and over them (`auc_known`, `auc_new`).
+        Of models with one probability.
+        """
+        newest = list(self._new_ids.values())[-1:]
+        if kept is not None and kept.step in self._new_ids:
+            newest = [self._new_ids[kept.step]]
+        return newest[0] if newest else {}
+
+    def unseen(self, example: Example) -> dict[str, Any]:
+        """Return for each Id column which samples have an id that no learned sample had, [n]."""
+        batch = example.batch
+        models = self._models.get(None)
+        if batch is None or example.structure is not None or models is None:
+            return {}
+        unseen = {}
+        for name, ids in batch.ids.items():
+            lengths = np.asarray(host(ids.lengths()))
+            places = places_of([name], np.asarray(host(ids.values)).reshape(1, -1))[0]
+            samples = np.repeat(np.arange(len(lengths)), lengths)
+            unseen[name] = np.bincount(samples, ~models.has_seen(places), len(lengths)) > 0
+        return unseen
 
     def predictions(self, example: Example, criterion: Criterion) -> dict[str, Any]:
         """Return the predictions of each baseline: [n], or of several labels a dict of these."""
@@ -124,6 +158,7 @@ class Baselines:
             "item": self._item,
             "models": {**self._saved, **models},
             "figures": self.figures,
+            "new_ids": [[step, figures] for step, figures in self._new_ids.items()],
             "progressive": self._progressive.state(),
         }
 
@@ -137,6 +172,7 @@ class Baselines:
             self._saved = {label: {**models, **none} for label, models in self._saved.items()}
         self._item = self._item or state["item"]
         self.figures = {name: dict(values) for name, values in state["figures"].items()}
+        self._new_ids = {step: dict(figures) for step, figures in state.get("new_ids", ())}
         self._progressive.load_state(state["progressive"])
 
     def _learn(self, example: Example, criterion: Criterion) -> None:
@@ -208,6 +244,7 @@ class Comparison:
         self._scorers: dict[str, Scorer] = {}
         self._saved: Mapping[str, Any] = {}
         self._learns = False
+        self._new_ids = NewIds()
 
     def barrier(self, step: int, now: int | None) -> bool:
         return False
@@ -222,6 +259,7 @@ class Comparison:
             self._scorer = scorer
             self._scorers = {}
             self._learns = isinstance(observer, Progressive)
+            self._new_ids = NewIds()
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take a batch that the model has scored."""
@@ -232,6 +270,14 @@ class Comparison:
                 if name in self._saved:
                     self._scorers[name].load_state(self._saved[name])
             self._scorers[name].feed(scores, example)
+        _, prediction, labels = outputs
+        if self._scorer.gives_probabilities and not self._learns and np.ndim(prediction) == 1:
+            unseen = self._baselines.unseen(example)
+            self._new_ids.update(prediction, labels, host(example.weight), unseen)
+
+    def new_ids(self) -> Figures:
+        """Return what `Baselines.new_ids` says of this pass; {} where nothing was compared."""
+        return self._new_ids.results()
 
     def results(self) -> Figures:
         """Return the metrics of each baseline."""

@@ -113,6 +113,7 @@ class History:
         kept: the moment that `BestWeights` chose, whose state the model has at the end. None: that
             of the last moment.
         baselines: metrics of the callback `Baselines` at the end, by name of the baseline.
+        new_ids: what `Baselines.new_ids` says of the state at the end.
         windows: the windows of the callback `Windows`.
         compared: windows of its baseline by name; windows that you add are drawn with them.
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
@@ -131,6 +132,7 @@ class History:
         self.metrics: dict[str, float] = {}
         self.kept: Kept | None = None
         self.baselines: Figures = {}
+        self.new_ids: Figures = {}
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
@@ -248,6 +250,7 @@ class History:
         self.kept = run.callbacks.kept
         for baselines in run.callbacks.of(Baselines):
             self.baselines = {name: dict(values) for name, values in baselines.figures.items()}
+            self.new_ids = baselines.new_ids(self.kept)
         if self.kept is not None and run.error is None:
             self._tables_at_end = run.learner.summed([statistics(run)])[0]
         if self.learned is not None:  # a state that came back has learned fewer samples

@@ -45,6 +45,10 @@ BASELINES_TEXT = (
     "Simple models that learned the same batches in the first pass over the data: the mean of the "
     "labels, a linear model of the same columns, and the mean label of each item."
 )
+NEW_IDS_TEXT = (
+    "Rows of the validation with an id of this column that training has not seen, and how the "
+    "model ranks the other rows and these."
+)
 RANKS_TEXT = (
     "The processes that trained together. Rows: those that each owns at the end. Bytes and seconds "
     "are of the steps alone; the seconds are those of calls to other ranks, and a rank that waits "
@@ -226,6 +230,13 @@ def _baselines(histories: Mapping[str, History]) -> str:
         text = " ".join([*history.findings, BASELINES_TEXT])
         if keys:
             blocks.append(section(f"Beside simple models, {name}", grid(head, rows), text))
+        head = ["column", "rows with a new id, %", "AUC, known ids", "AUC, new ids"]
+        rows = []
+        for column, values in history.new_ids.items():
+            numbers = (100 * values["new"], values["auc_known"], values["auc_new"])
+            rows.append([column, *(number_text(number) for number in numbers)])
+        if rows:
+            blocks.append(section(f"Known and new ids, {name}", grid(head, rows), NEW_IDS_TEXT))
     return "\n".join(blocks)
 
 
