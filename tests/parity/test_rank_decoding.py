@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -25,9 +26,9 @@ import hotbed as hb
 from hotbed.connectors import DeadLetters, Journal, Live
 from hotbed.connectors.join.inputs import live_of
 from hotbed.connectors.messages import decode_messages
-from hotbed.errors import HotbedError
 from hotbed.parallel import decoding
 from hotbed.parallel.connections import _sockets
+from hotbed.parallel.world import world_size
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.testing import Broker
 
@@ -84,7 +85,7 @@ def raised(servers: str, folder: Path) -> str:
     """Return the error of the first bad message."""
     try:
         model_of().online_train(dataset(servers, folder / "none", "raise"), progress=False)
-    except HotbedError as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -105,8 +106,13 @@ def everything(servers: str, folder: str) -> Any:
             gc.collect()  # errors hold frames, which hold connections
             sockets.append(len(_sockets()))
             error = raised(servers, Path(folder))
+    failure = ""
+    if world_size() > 1:
+        fails = MemoryError("no memory") if os.environ["RANK"] == "1" else decode_messages
+        with patch.multiple(decoding, LEAST_BYTES=1, decode_messages=Mock(side_effect=fails)):
+            failure = raised(servers, Path(folder))
     threads = [thread.name for thread in threading.enumerate()]
-    return results, error, shares, sockets, threads
+    return results, error, shares, sockets, failure, threads
 
 
 def test_inputs_of_a_live_join_decode_as_the_join_is_told_to() -> None:
@@ -122,13 +128,27 @@ def test_three_ranks_decode_a_topic_to_the_bits_of_one_process(
     letters = [(tmp_path / name / "0" / "letters").read_bytes() for name in ("one", "three")]
     assert letters[0] == letters[1]
     assert len(letters[0].splitlines()) == len(BAD)
-    for results, error, shares, sockets, threads in ranks:
+    for results, error, shares, sockets, failure, threads in ranks:
         assert results == [alone[0][0]] * 2
         assert error == alone[1]
         assert "partition 0, offset 7: cannot be decoded (not a JSON object)" in error
         assert sum(shares[:4]) > 0
         assert sockets[0] == sockets[1]
+        assert "MemoryError: no memory" in failure
         assert "hotbed-decode" not in threads
     for number in range(4):  # a block of each: the first rank takes a smaller share
-        first, *others = [shares[number] for _, _, shares, _, _ in ranks]
+        first, *others = [shares[number] for _, _, shares, *_ in ranks]
         assert 0 < first < min(others)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_wide_messages_are_shared_out_so_that_the_first_rank_has_time_for_the_rest(
+    ranks: int,
+) -> None:
+    for size in (50, 570, 5000):
+        num_bytes = np.cumsum([size] * 8000)
+        shares = np.diff([0, *decoding._ends_of_shares(num_bytes, ranks)])
+        assert shares.sum() == 8000
+        assert np.ptp(shares[1:]) <= 2
+        work = shares * size + [decoding.OTHER_BYTES * 8000, *[0] * (ranks - 1)]
+        assert shares[0] == 0 or np.ptp(work) <= 2 * size
