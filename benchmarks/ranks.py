@@ -15,6 +15,8 @@ Prints in one run, as Markdown:
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
 * save: MiB/s of one process and of two that save such a table to one disk, in turn.
+* plan: a step of `fit` as `hotbed plan` predicts it and as it is measured, on 1, 2 and 4 processes
+  of this machine, and with tables on a disk in `--folder`; 4 minutes.
 * TorchRec, with `--torchrec`: the peer's script in turn with ours.
 
 All draws are those of `workload.py`.
@@ -32,6 +34,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +55,7 @@ SECTIONS = (
     "tables",
     "rows",
     "save",
+    "plan",
     "torchrec",
 )
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -507,6 +511,106 @@ def measure_save(a: argparse.Namespace) -> None:
     print_row(f"{num_rows.pop():,}", *(f"{np.median(own):,.0f}" for own in rates), ratio)
 
 
+PLANNED = """
+schema:
+  columns:
+    - {{kind: label, name: label}}
+{columns}
+train: {{kind: parquet, path: {rows}}}
+model: {{kind: dcnv2, num_cross_layers: 2, hidden: [256, 256]}}
+tables: {{dim: 16, rule: {{kind: rowwise_adagrad, lr: 0.05}}, tier: {tier}}}
+fit: {{batch_size: 4096, epochs: 2}}
+output: {folder}/planned
+"""
+SLOTS = [f"C{number}" for number in range(12)]
+
+
+def measure_plan(a: argparse.Namespace) -> None:
+    import hotbed as hb
+    from hotbed.cli.planning import disks_of
+    from hotbed.job.job import Job as PlannedJob
+    from hotbed.job.planning import Wishes, plan
+    from hotbed.parallel.forecast.ranks import planned
+
+    print_head(
+        "job, processes",
+        "predicted, ms a step",
+        "measured",
+        "predicted / measured",
+        "CPU of all processes, ms a step",
+    )
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder:
+        rows = Path(folder) / "rows.parquet"
+        slots = {name: hb.sources.Keys(400_000) for name in SLOTS}
+        drawn = hb.sources.Generated(a.plan_rows, slots=slots)
+        hb.sources.Parquet(rows).write(drawn)
+        columns = "\n".join(f"    - {{kind: id, name: {name}}}" for name in SLOTS)
+        tiers = {
+            "in memory": ("{kind: ram}", (1, 2, 4)),
+            "on a disk": (f"{{kind: ssd, path: {folder}, ram_rows: 12000}}", (1,)),
+        }
+        for kind, (tier, sizes) in tiers.items():
+            path = Path(folder) / "job.yaml"
+            path.write_text(PLANNED.format(columns=columns, rows=rows, tier=tier, folder=folder))
+            job = PlannedJob.read(path)
+            of_job = plan(job, Wishes(1, disks=disks_of(job, None)))
+            for note in of_job.notes:
+                print(f"({note})", file=sys.stderr)
+            for size in sizes:
+                of_ranks = planned(of_job.work, size)
+                parts = {part: 1e3 * seconds for part, seconds in of_ranks.times.items()}
+                print({part: round(ms, 1) for part, ms in parts.items()}, file=sys.stderr)
+                took, cpu = fit_seconds(path, size)
+                ratio = of_ranks.seconds / took
+                print_row(
+                    f"{kind}, {size}",
+                    f"{1e3 * of_ranks.seconds:.1f}",
+                    f"{1e3 * took:.1f}",
+                    f"{ratio:.2f}",
+                    f"{1e3 * cpu:.1f}",
+                )
+
+
+def fit_seconds(job: Path, size: int) -> tuple[float, float]:
+    """Return the seconds of a step in the second epoch of a job on so many processes, and those of
+    all their processors.
+    """
+    port = free_port()
+    command = [sys.executable, __file__, "--fit", str(job)]
+    processes = [
+        subprocess.Popen(
+            command, env=environment(rank, size, port, 1), stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    answers = [process.communicate()[0].splitlines()[-1].split() for process in processes]
+    return max(float(wall) for wall, _ in answers), sum(float(cpu) for _, cpu in answers)
+
+
+def fit_job(path: str) -> None:
+    """Train a job, and print the seconds of a step in its second epoch, and of its processor."""
+    from dataclasses import replace
+
+    import torch
+
+    from hotbed.job.job import Job as PlannedJob
+
+    torch.set_num_threads(1)
+    job = PlannedJob.read(path)
+    job = replace(job, grains=job.num_grains(2))
+    model = job.rec_model(job.fitted())
+    assert job.train is not None
+    data = job.dataset(job.train, model.schema)
+    model.fit(data, progress=False)
+    steps = model.counters["steps"]
+    began = time.perf_counter()
+    began_cpu = time.process_time()
+    model.fit(data, progress=False)
+    took = time.perf_counter() - began, time.process_time() - began_cpu
+    steps = model.counters["steps"] - steps
+    print(took[0] / steps, took[1] / steps)
+
+
 def measure_torchrec(a: argparse.Namespace) -> None:
     if not a.torchrec:
         return
@@ -556,8 +660,14 @@ def main() -> None:
     p.add_argument("--rows", type=int, default=2_000_000, help="of the large table")
     p.add_argument("--torchrec", help="the Python that has TorchRec")
     p.add_argument("--peers", type=Path, default=Path("../shared/peers"))
+    p.add_argument("--folder", default=".", help="on the disk of the plan")
+    p.add_argument("--plan-rows", type=int, default=300_000, help="samples of the plan's job")
     p.add_argument("--job", help=argparse.SUPPRESS)
+    p.add_argument("--fit", help=argparse.SUPPRESS)
     a = p.parse_args()
+    if a.fit:
+        fit_job(a.fit)
+        return
     if a.job:
         work(Job(**json.loads(a.job)))
         return

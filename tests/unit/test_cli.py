@@ -150,6 +150,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "doctor": ["--disk", "--ranks"],
         "plan": [
             "--bandwidth",
+            "--cores",
             "--disk-reads",
             "--host-ranks",
             "--latency",

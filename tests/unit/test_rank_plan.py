@@ -226,9 +226,35 @@ def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
         assert of_ranks.save_seconds == pytest.approx(1000 / ranks)
     shared = replace(work, feature_seconds=0.008)  # of 0.01 to read a batch
     assert planned(shared, 2).times["reading"] == pytest.approx(0.006)
-    assert planned(shared, 64).times["reading"] == pytest.approx(0.002 + 0.008 / 64)
+    many = replace(shared, cores=64)
+    assert planned(many, 64).times["reading"] == pytest.approx(0.002 + 0.008 / 64)
     assert planned(work, 2).limit == "network"
-    assert planned(work, 256).limit == "messages"
+    assert planned(replace(work, cores=256), 256).limit == "messages"
+
+
+def test_ranks_that_share_cores_take_the_time_of_these() -> None:
+    """As if each had waited for its turn, and longer, because cores share what they have."""
+    work = replace(workload(), crowding=1.25, score_seconds=0.04)
+    alone = replace(work, cores=64, crowding=1.0)
+    for ranks, pressure in ((1, 1.0), (2, 1.25), (3, 1.875), (4, 2.5), (8, 5.0)):
+        of_ranks, of_many = planned(work, ranks).times, planned(alone, ranks).times
+        assert of_ranks["network"] == pytest.approx(pressure * of_many["network"])
+    assert planned(work, 4).times["reading"] == pytest.approx(2.5 * 0.01)
+    assert planned(work, 4).scored_seconds > 2 * planned(alone, 4).scored_seconds
+    on_hosts = work.with_hosts(4, 1e-4, 1e9)
+    assert planned(on_hosts, 16).times["network"] == pytest.approx(
+        2.5 * planned(alone, 16).times["network"]
+    )
+    one_each = work.with_hosts(1, 1e-4, 1e9)
+    assert planned(one_each, 16).times["network"] == planned(alone, 16).times["network"]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_a_step_of_two_ranks_on_some_cores_takes_what_they_took(cores: int) -> None:
+    own = 0.06 * 1.2
+    waits = 0.02 + own * (cores == 1)  # for the processor, too
+    work = replace(workload(), cores=cores, crowding=1.2).as_two_ranks(own, waits)
+    assert planned(work, 2).seconds == pytest.approx(own + waits)
 
 
 # --- tables on a disk -----------------------------------------------------------------------------

@@ -140,6 +140,9 @@ def plan(
     host_ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes of each of several hosts; default: 1.")
     ] = None,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Of each host; default: those of this machine.")
+    ] = None,
     disk_reads: Annotated[
         str | None,
         typer.Option(help="Of a disk for hb.Ssd, such as 100k/s; default: as measured here."),
@@ -165,6 +168,7 @@ def plan(
         of_plan.quantity("--bandwidth", bandwidth, of_plan.RATES),
         of_plan.disks_of(job, of_plan.quantity("--disk-reads", disk_reads, of_plan.READS)),
         host_ranks,
+        cores,
     )
     planned = plan_job(job, wishes)
     page = job.output_path("plan.html")

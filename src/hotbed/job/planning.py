@@ -83,6 +83,7 @@ class Wishes:
         disks: of each host, for tables on `hb.Ssd`; the slowest counts.
         host_ranks: ranks of each host; None = one, or all are processes of this machine where no
             latency or bandwidth is said.
+        cores: of each host; None = those of this machine.
     """
 
     ranks: int | None = None
@@ -92,6 +93,7 @@ class Wishes:
     bandwidth: float | None = None
     disks: Sequence[Disk] = ()
     host_ranks: int | None = None
+    cores: int | None = None
 
 
 def folders_of(job: Job) -> list[str]:
@@ -131,6 +133,8 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"{wishes.ranks}. Give a multiple of {host_ranks} as --ranks."
         )
     work, sampled = workload_of(job, wishes.rows or {})
+    if wishes.cores is not None:
+        work = replace(work, cores=wishes.cores)
     if any(wish is not None for wish in (wishes.host_ranks, wishes.latency, wishes.bandwidth)):
         work = work.with_hosts(host_ranks, wishes.latency, wishes.bandwidth)
     slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
@@ -141,7 +145,11 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]
     needed = None if wishes.ram is None else needed_ranks(work, wishes.ram)
-    notes = [*_disturbance(work), *_notes(job, sampled, plans, wishes, needed)]
+    notes = [
+        *_disturbance(work),
+        *_shared_cores(work, plans),
+        *_notes(job, sampled, plans, wishes, needed),
+    ]
     return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
 
 
@@ -164,6 +172,19 @@ def _container_notes(plans: Sequence[RanksPlan], wishes: Wishes) -> Iterator[str
     yield (
         f"{text} for all processes in it, and {ranks} would take more: the kernel would end them. "
         "Raise the limit, or say --ram of the machines that will train."
+    )
+
+
+def _shared_cores(work: Workload, plans: Sequence[RanksPlan]) -> Iterator[str]:
+    """Yield which ranks share cores, and what to say of other machines."""
+    crowded = [of_ranks.ranks for of_ranks in plans if work.on_host(of_ranks.ranks) > work.cores]
+    if not crowded:
+        return
+    of_host = "each host" if work.whole_host else "this machine"
+    advice = "" if work.whole_host else "--latency or --host-ranks where ranks have hosts, and "
+    yield (
+        f"From {crowded[0]} ranks on, ranks share the {work.cores} cores of {of_host}, and take "
+        f"longer. Say {advice}--cores N of a host with others."
     )
 
 

@@ -90,7 +90,8 @@ def _with_two_ranks(job: Job, work: Workload) -> Workload:
     own_seconds = max(of_rank.own_seconds for of_rank in of_ranks)
     wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
     share = min(work.cpu_share, *(of_rank.cpu_share for of_rank in of_ranks))
-    work = replace(work, link=link, cpu_share=share)
+    crowding = max(of_rank.crowding for of_rank in of_ranks)
+    work = replace(work, link=link, cpu_share=share, crowding=crowding)
     return work.as_two_ranks(own_seconds, wait_seconds)
 
 
@@ -103,12 +104,14 @@ class RankSteps:
         own_seconds: of a step, beside calls to the other rank.
         wait_seconds: of a step, in these calls.
         cpu_share: of its own seconds, for which the rank had a processor.
+        crowding: how many times as long it computes while the other one does, too.
     """
 
     link: Mapping[int, float]
     own_seconds: float
     wait_seconds: float
     cpu_share: float
+    crowding: float = 1.0
 
 
 def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
@@ -116,8 +119,9 @@ def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
     from hotbed.parallel.probe import probe
 
     job = _to_measure(Job.from_json(spec))
-    model = job.rec_model(job.fitted())
     connections = probe()
+    crowding = _crowding(job)
+    model = job.rec_model(job.fitted())
     measured = []
     waited = 0.0
     with contextlib.closing(_batches(job, model)) as batches:
@@ -131,7 +135,35 @@ def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
     own_seconds, waits, _ = np.min([np.median(part, 0) for part in rounds], 0)
     total, _, total_wall = np.concatenate(rounds).sum(0)
     share = min(total / max(total_wall, 1e-9), 1.0)
-    return RankSteps(connections.seconds, float(own_seconds), float(waits), float(share))
+    return RankSteps(connections.seconds, float(own_seconds), float(waits), float(share), crowding)
+
+
+def _crowding(job: Job) -> float:
+    """Return how many times as long a step of one process takes while another one computes, too."""
+    from hotbed.parallel.probe import crowding
+
+    with _independent():
+        model = job.rec_model(job.fitted())
+        with contextlib.closing(_batches(job, model)) as every_batch:
+            batches = list(islice(every_batch, BATCHES))
+
+    def compute() -> float:
+        with _independent():
+            return float(np.median(_later(model.step, batches, SECONDS / 6)[:, 1]))
+
+    return crowding(compute)
+
+
+@contextlib.contextmanager
+def _independent() -> Iterator[None]:
+    """Let a rank train a copy of its own within."""
+    from hotbed.parallel.world import INDEPENDENT
+
+    os.environ[INDEPENDENT] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[INDEPENDENT]
 
 
 def _timed(call: Callable[[Batch], object], batch: Batch) -> tuple[float, float]:

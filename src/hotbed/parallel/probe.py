@@ -19,6 +19,8 @@ from .connections import name_problems, unreached_explained
 from .ranks import Ranks
 
 TIMEOUT = timedelta(seconds=10)
+LONG = timedelta(seconds=300)
+"""For ranks that wait until another one has computed."""
 ROUNDS: Mapping[int, int] = {8: 100, 64 * 1024: 40, 4 * 1024 * 1024: 8}
 """Bytes that a rank sends to each other one, and how often."""
 
@@ -57,6 +59,23 @@ def probe() -> RankConnections:
         seconds = {num_bytes: _measure(ranks, num_bytes) for num_bytes in ROUNDS}
     every_problem = dict.fromkeys(problem for _, of_rank in names for problem in of_rank)
     return RankConnections([host for host, _ in names], seconds, list(every_problem))
+
+
+def crowding(compute: Callable[[], float]) -> float:
+    """Return how many times as long work takes on all ranks at once as on one after the other.
+
+    Args:
+        compute: does it, and returns the seconds that it took a processor; each rank gives it.
+    """
+    ranks = Ranks.of_job(LONG)
+    alone = 0.0
+    for rank in range(ranks.size):
+        if rank == ranks.rank:
+            alone = compute()
+        ranks.gather_objects(None)  # the others wait
+    together = compute()
+    every = ranks.gather_objects((alone, together))
+    return float(max(1.0, *(longer / max(shorter, 1e-9) for shorter, longer in every)))
 
 
 def on_two_ranks(task: Callable[..., T], *arguments: Any) -> list[T]:

@@ -163,10 +163,12 @@ class Workload:
         read_seconds: of reading a batch.
         feature_seconds: those of them that ranks share out by grains; 0 = each reads all.
         link: between ranks, or between hosts that share it among their ranks.
-        cores: of a machine.
+        cores: of a machine, or of each host.
+        crowding: how many times as long a process computes while other cores compute, too: they
+            share caches, memory, and the units of a core that has two threads.
         copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
         slack_seconds: of a step, in which ranks wait for the slowest.
-        whole_host: whether there are several machines; else all ranks share the cores of one.
+        whole_host: whether there are several machines; else all ranks are on one.
         host_ranks: ranks of each of several machines.
         host_link: between the ranks of one of several machines; None = it has one.
         cpu_share: of the time of the steps that were measured, for which they had a processor.
@@ -187,6 +189,7 @@ class Workload:
     read_seconds: float
     link: LinkSpeed
     cores: int
+    crowding: float = 1.0
     copy_seconds: float = 0.0
     slack_seconds: float = 0.0
     feature_seconds: float = 0.0
@@ -208,20 +211,42 @@ class Workload:
         """Bytes of the dense values that ranks add."""
         return FLOAT * sum(self.dense)
 
+    def pressure(self, ranks: int) -> float:
+        """Return how many times as long each of some ranks computes as a process that is alone.
+
+        Those of a host share its cores.
+        """
+        on_host = self.on_host(ranks)
+        return 1.0 if on_host == 1 else self.crowding * max(1.0, on_host / self.cores)
+
+    def on_host(self, ranks: int) -> int:
+        """Return how many of some ranks are on one host."""
+        return min(self.host_ranks, ranks) if self.whole_host else ranks
+
     def as_two_ranks(self, own_seconds: float, wait_seconds: float) -> Workload:
-        """Return the same as two ranks of this machine took for a step: beside calls, in calls."""
+        """Return the same as two ranks of this machine took for a step.
+
+        Args:
+            own_seconds: of a processor, beside calls.
+            wait_seconds: in calls, which wait for a processor, too, where there is one for both.
+        """
         of_two = planned(replace(self, disk=None), 2)
-        copied = max(own_seconds - (of_two.seconds - of_two.link_seconds), 0.0)
+        seconds = own_seconds * max(1.0, 2 / self.cores)
+        copied = max(seconds - (of_two.seconds - of_two.link_seconds), 0.0)
+        waited = own_seconds + wait_seconds - seconds
         return replace(
             self,
-            copy_seconds=copied / float(of_two.sent_bytes.max()),
-            slack_seconds=max(wait_seconds - of_two.link_seconds, 0.0),
+            copy_seconds=copied / float(of_two.sent_bytes.max()) / self.pressure(2),
+            slack_seconds=max(waited - of_two.link_seconds, 0.0),
         )
 
     def with_hosts(
         self, ranks: int, latency: float | None = None, bandwidth: float | None = None
     ) -> Workload:
-        """Return the same on hosts of some ranks each, with this link where it is given."""
+        """Return the same on hosts of some ranks each, with this link where it is given.
+
+        The hosts have as many cores as this one.
+        """
         latency = self.link.latency if latency is None else latency
         bandwidth = self.link.bandwidth if bandwidth is None else bandwidth
         link = LinkSpeed.of(latency, bandwidth)
@@ -361,15 +386,16 @@ def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> di
     """Return the seconds of a step of the slowest rank, by what takes them.
 
     It computes its grains, and reads, where no other core does that ahead. Of several it calls
-    the others, copies what it sends, and waits for the slowest. A disk works beside all of this.
+    the others, copies what it sends, and waits for the slowest. What takes a processor takes longer
+    where ranks share cores. A disk works beside all of this.
     """
+    pressure = work.pressure(placement.ranks)
     ranks = placement.ranks
     grains = max(len(placement.grains_of(rank)) for rank in range(ranks))
-    network = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
-    cores = work.cores // (work.host_ranks if work.whole_host else ranks)
+    network = pressure * seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    cores = work.cores // work.on_host(ranks)
     reading = work.read_seconds - work.feature_seconds * (1 - grains / placement.grains)
-    if cores > 1:
-        reading = max(reading - network, 0.0)
+    reading = max(reading - network, 0.0) if cores > 1 else pressure * reading
     messages = float(work.latencies(sent).sum())
     sent_bytes = float(sent.num_bytes.sum((0, 1)).max())
     several = ranks > 1
@@ -377,7 +403,9 @@ def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> di
         "network": network,
         "reading": reading,
         "messages": messages,
-        "bytes": float(work.call_seconds(sent).sum()) - messages + work.copy_seconds * sent_bytes,
+        "bytes": float(work.call_seconds(sent).sum())
+        - messages
+        + pressure * work.copy_seconds * sent_bytes,
         "waiting": several * work.slack_seconds,
     }
     assert tuple(times) == PARTS[:-1]
@@ -389,7 +417,8 @@ def _scored_seconds(work: Workload, placement: Placement, sent: Sent) -> float:
     grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
     latency = float(work.latencies(sent)[:CALLS_OF_ROWS].sum())
     calls = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) + latency
-    return work.score_seconds * grains / placement.grains + calls
+    pressure = work.pressure(placement.ranks)
+    return pressure * work.score_seconds * grains / placement.grains + calls
 
 
 def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> float:
@@ -400,9 +429,8 @@ def _disk_seconds(work: Workload, reads: float, ranks: int, others: float) -> fl
     """
     if work.disk is None:
         return 0.0
-    sharing = work.host_ranks if work.whole_host else ranks
-    of_disk = reads * sharing * work.disk.read_seconds
-    return max(reads * work.disk.cpu_seconds, of_disk - others)
+    of_disk = reads * work.on_host(ranks) * work.disk.read_seconds
+    return max(work.pressure(ranks) * reads * work.disk.cpu_seconds, of_disk - others)
 
 
 def _save_seconds(work: Workload, rows: float, disk_bytes: float) -> float | None:
