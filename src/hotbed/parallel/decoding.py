@@ -27,7 +27,7 @@ MOST_RANKS = 8
 """More would not help: what else the first rank does takes longer than their shares."""
 LEAST_BYTES = 1 << 17
 """Messages that are fewer bytes together are decoded by the first rank alone: in about 1.5 ms."""
-OTHER_BYTES = 200
+OTHER_BYTES = 400
 """The first rank fetches, orders and encodes a message in the time of decoding so many bytes."""
 GRACE_SECONDS = 5
 """How long a rank whose stream has ended waits for the first one to say so."""
