@@ -28,7 +28,7 @@ class LogLines(logging.Handler):
 
     def __init__(self, *, as_json: bool, worker: int | None = None) -> None:
         super().__init__()
-        self._as_json = as_json
+        self.as_json = as_json
         self._worker = worker
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -44,7 +44,7 @@ class LogLines(logging.Handler):
         trace = ""
         if record.exc_info:
             trace = "".join(traceback.format_exception(record.exc_info[1]))
-        if not self._as_json:
+        if not self.as_json:
             return self._text(record, message, trace)
         spec: dict[str, Any] = {
             "time": round(record.created, 3),
@@ -63,6 +63,12 @@ class LogLines(logging.Handler):
         worker = "" if self._worker is None else f"worker {self._worker}: "
         text = f"{moment.removesuffix('+00:00')}Z {record.levelname} {worker}{message}"
         return f"{text}\n{trace.rstrip()}" if trace else text
+
+
+def logs_as_json() -> bool:
+    """Return whether this process writes its log lines as JSON."""
+    handlers = logging.getLogger().handlers
+    return any(isinstance(handler, LogLines) and handler.as_json for handler in handlers)
 
 
 def log_lines(default: str, worker: int | None = None) -> None:

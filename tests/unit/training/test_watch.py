@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import logging
 import socket
 import urllib.request
 from itertools import islice
@@ -23,6 +25,7 @@ import hotbed as hb
 from hotbed.connectors import Live, ReadPlan
 from hotbed.connectors.status import status_of
 from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.logs import LogLines
 from hotbed.testing import FakeStream
 from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
@@ -350,6 +353,21 @@ def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(
     assert "event time 1970-01-01 00:05:19" in lines[-1]
     assert "auc" in lines[-1]
     assert "fresh" not in lines[-1]  # history that is played again has no freshness
+
+
+def test_progress_lines_are_log_lines_where_these_are_json(
+    dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [LogLines(as_json=True)])
+    monkeypatch.setattr(logging.getLogger("hotbed"), "level", logging.INFO)
+    console = Console(force_terminal=False, record=True, file=io.StringIO())
+    bar = hb.callbacks.ProgressBar(console, every_seconds=0)
+    model_of(network).online_train(dataset(64), [bar], progress=False)
+    assert console.export_text() == ""
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines if line["message"].startswith("stream  step 1  ")] == [
+        "INFO"
+    ] * 2
 
 
 # --- Prometheus -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hotbed.logs import logs_as_json
 from hotbed.training.run import Run
 from hotbed.training.watching.readings import observations
 
@@ -28,7 +29,7 @@ class ProgressBar:
     """Show a progress bar for each epoch, with time left, samples/s, loss and newest metrics.
 
     Without a terminal it prints lines: one an epoch, and one every `every_seconds` seconds of a
-    stream, with its event time, freshness and lag. They are log lines in a program that logs INFO.
+    stream, with its event time, freshness and lag. They are log lines where these are JSON.
     """
 
     def __init__(self, console: Console | None = None, every_seconds: float = 60.0) -> None:
@@ -96,7 +97,7 @@ class ProgressBar:
         if run.online:
             parts.insert(1, f"step {run.step:,}")
         line = "  ".join(part for part in parts if part)
-        if log.isEnabledFor(logging.INFO) and log.hasHandlers():  # of the program, or a command
+        if logs_as_json():
             log.info("%s", line)
         else:
             self._console.print(line, highlight=False, soft_wrap=True)
