@@ -26,7 +26,7 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.job import planning, sampled_tables
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
-from hotbed.job.planning import Wishes, plan
+from hotbed.job.planning import Disk, Wishes, plan
 from hotbed.memory_limit import CONTAINER, MemoryLimit
 from hotbed.parallel import Placement
 from hotbed.parallel.forecast.ranks import (
@@ -481,6 +481,25 @@ def test_plan_of_data_without_rows_is_refused(job: str, tmp_path: Path) -> None:
     error = CliRunner().invoke(app, ["plan", job, "--set", train]).exception
     assert isinstance(error, DataError)
     assert str(error).startswith("job.train: a plan needs a batch, got empty data.")
+
+
+@pytest.mark.parametrize(
+    ("engine", "measured", "counts"),
+    [
+        ("best", {"io_uring": 9e4, "threads": 1e5}, "io_uring"),  # which training will use
+        ("threads", {"io_uring": 9e4, "threads": 1e5}, "threads"),
+        ("best", {"threads": 1e5}, "threads"),
+    ],
+)
+def test_a_plan_counts_the_reads_of_the_engine_of_the_table(
+    job: str, engine: str, measured: dict[str, float], counts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = {(name, 32): rate for name, rate in measured.items()}
+    speed = SimpleNamespace(reads=reads, write_bytes=1e9)
+    monkeypatch.setattr(of_plan, "measure", lambda *arguments, **keywords: speed)
+    tier = hb.Ssd("/fast/disk", ram_rows=1000, engine=engine)
+    of_tables = replace(Job.read(job), tables=replace(Job.read(job).tables, tier=tier))
+    assert of_plan.disks_of(of_tables, None) == [Disk(measured[counts], counts, 1e9)]
 
 
 def test_a_folder_for_rows_that_is_not_here_is_refused_with_what_to_say(job: str) -> None:

@@ -81,10 +81,10 @@ def disks_of(job: Job, reads: float | None) -> list[Disk]:
     folders = folders_of(job)
     if reads is not None:
         return [Disk(reads) for _ in folders]
-    return [_measured(folder) for folder in folders]
+    return [_measured(folder, engine) for folder, engine in folders.items()]
 
 
-def _measured(folder: str) -> Disk:
+def _measured(folder: str, engine: str) -> Disk:
     with StageBars() as bars:
         speed = measure(
             folder,
@@ -96,7 +96,8 @@ def _measured(folder: str) -> Disk:
     by_engine = {
         engine: rate for (engine, depth), rate in speed.reads.items() if depth == max(DEPTHS)
     }
-    engine = max(by_engine, key=lambda name: by_engine[name])
+    if engine not in by_engine:  # the best one is io_uring, where the kernel allows it
+        engine = "io_uring" if "io_uring" in by_engine else "threads"
     return Disk(by_engine[engine], engine, speed.write_bytes)
 
 

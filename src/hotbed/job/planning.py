@@ -96,9 +96,10 @@ class Wishes:
     cores: int | None = None
 
 
-def folders_of(job: Job) -> list[str]:
-    """Return the folders in which tables of a job lie."""
-    return sorted({str(tier.path) for tier in job.tables.tiers() if isinstance(tier, Ssd)})
+def folders_of(job: Job) -> dict[str, str]:
+    """Return the folders in which tables of a job lie, and the engine that reads each."""
+    tiers = [tier for tier in job.tables.tiers() if isinstance(tier, Ssd)]
+    return {str(tier.path): tier.engine for tier in sorted(tiers, key=lambda tier: str(tier.path))}
 
 
 def plan(job: Job, wishes: Wishes) -> JobPlan:
