@@ -61,6 +61,20 @@ def test_reports_and_evaluations_compare_with_the_same_simple_models(job: hb.Job
     assert run.evaluate(alone).baselines == {}
 
 
+def test_states_with_and_without_baselines_have_one_digest(job: hb.Job) -> None:
+    """Of the model and of its stream: several ranks, which have none, write the same state."""
+    windows = [{"kind": "windows", "samples": 40}]
+    digests = []
+    for is_wanted in (True, False):
+        own = dataclasses.replace(
+            job, baselines=is_wanted, output=f"out-{is_wanted}", stream_callbacks=windows
+        )
+        run.train(own)
+        states = [hb.checkpoints.open_checkpoint(path) for path in (own.output, own.state_path)]
+        digests.append([hb.checkpoints.content_digest(state) for state in states])
+    assert digests[0] == digests[1]
+
+
 def test_a_job_begins_with_its_base_rate(job: hb.Job) -> None:
     model = dataclasses.replace(job, base_rate=0.02).rec_model(job.fitted())
     assert model.predict(job.dataset(job.valid, job.fitted())) == pytest.approx(0.02, rel=0.05)

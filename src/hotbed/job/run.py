@@ -385,8 +385,9 @@ def _learned_baselines(job: Job) -> list[Baselines]:
 
     with together():
         states = trained(job)
-        saved = open_checkpoint(states).progress.get("callbacks", {})
+        progress = open_checkpoint(states).progress
     callbacks = Callbacks(job.make_callbacks(stream=states == job.state_path))
+    saved = {**progress.get("wall_callbacks", {}), **progress.get("callbacks", {})}
     there = {name: state for name, state in saved.items() if name.startswith("baselines.")}
     callbacks.load_state(there)
     return callbacks.of(Baselines) if there else []

@@ -418,7 +418,7 @@ class RecModel:
 
         The checkpoint is then the newest under `path`; see docs/format.md. On several ranks, all
         call it, with one folder that they share, and write one checkpoint. The states of
-        `callbacks`, such as `Baselines`, are written with it.
+        `callbacks`, such as `Baselines`, are written with it; no digest covers them.
 
         Raises:
             PersistError: it cannot be written, or `path` holds the states of a stream or published
@@ -428,7 +428,7 @@ class RecModel:
             refuse_others(open_store(path))  # retention would remove them
         state = self.state()
         if callbacks:
-            progress = {**state.progress, "callbacks": Callbacks(callbacks).state()}
+            progress = {**state.progress, "wall_callbacks": Callbacks(callbacks).state()}
             state = replace(state, progress=progress)
         saved = checkpoint.save(path, state)
         self.parent = saved.digest

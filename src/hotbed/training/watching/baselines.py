@@ -153,17 +153,20 @@ class Baselines:
         return {name: values.get(None, values) for name, values in by_label.items()}
 
     def state(self) -> dict[str, Any]:
+        """Return all under one key that no content digest covers: models are equal without it."""
         models = {label or "": models.state() for label, models in self._models.items()}
-        return {
+        state = {
             "item": self._item,
             "models": {**self._saved, **models},
             "figures": self.figures,
             "new_ids": [[step, figures] for step, figures in self._new_ids.items()],
             "progressive": self._progressive.state(),
         }
+        return {"wall_beside": state}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+        state = state.get("wall_beside", state)  # states of earlier builds had no such key
         self._models = {}
         self._saved = state["models"]
         if self._item not in (None, state["item"]):

@@ -200,7 +200,7 @@ class Windows:
             "names": None if self._names is None else list(self._names),
         }
         if self._beside:
-            state["beside"] = {name: beside.state() for name, beside in self._beside.items()}
+            state["wall_beside"] = {name: beside.state() for name, beside in self._beside.items()}
         if self._shown is not None:
             state["shown"] = self._shown.state()
         return state
@@ -228,7 +228,7 @@ class Windows:
             self._span = None
             self._saved = None
         self._beside = {}
-        for name, beside in state.get("beside", {}).items():  # absent without baselines
+        for name, beside in state.get("wall_beside", {}).items():  # absent without baselines
             self._beside[name] = _Beside(name, self._most)
             self._beside[name].load_state(beside)
             if self._open is None:
