@@ -398,7 +398,8 @@ def test_two_ranks_and_a_killed_run_train_own_classes_to_the_bits_of_one_process
         )
         return done.returncode
 
-    every_step = ("--set=checkpoint.every_steps=1",)
+    # ranks have no baselines of their own accord
+    every_step = ("--set=checkpoint.every_steps=1", "--set=baselines=false")
     assert hotbed("online", "one", *every_step) == 0
     assert hotbed("online", "two", *every_step, "--ranks=2") == 0
     assert hotbed("online", "killed", *every_step, kill="stream_steps 3") == -9
