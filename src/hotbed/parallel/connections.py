@@ -179,10 +179,30 @@ def connect_again(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
+def connect_first(size: int, timeout: timedelta) -> dist.ProcessGroup | None:
+    """Return connections between the first ranks, for single messages; None on other ranks.
+
+    All ranks call this.
+
+    Args:
+        size: how many they are.
+        timeout: of a message.
+
+    Raises:
+        ConfigError: a rank cannot be reached.
+    """
+    with unreached_explained():
+        before = _sockets()
+        group: dist.ProcessGroup = dist.new_group(list(range(size)), timeout, "gloo")
+        if dist.get_rank() >= size:
+            return None
+        _check(group)
+        _SOCKETS[group] = _sockets() - before
+    return group
+
+
 def release(group: dist.ProcessGroup) -> None:
-    """Close the connections that `connect_again` returned, on which nothing waits."""
-    for link in _LINKS.pop(group, {}).values():
-        dist.destroy_process_group(link)
+    """Close the connections that `connect_first` returned, on which nothing waits."""
     _SOCKETS.pop(group, None)
     dist.destroy_process_group(group)
 

@@ -20,7 +20,7 @@ from hotbed.connectors.files import first_line
 from hotbed.connectors.messages import Decoded, Decoder, Json, decode_messages
 from hotbed.errors import RankLost
 
-from .connections import call_timeout, connect_again, release, shut
+from .connections import call_timeout, connect_first, release, shut
 from .ranks import portable
 
 MOST_RANKS = 8
@@ -50,14 +50,14 @@ class SharedDecoding:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self._group = connect_again(call_timeout())
         self._size = min(size, MOST_RANKS)
+        self._group = connect_first(self._size, call_timeout())
         self._turn = threading.Lock()  # of a conversation with the other ranks
         self._ended = threading.Event()
         work = self._say_at_work if rank == 0 else self._serve
         self._thread = threading.Thread(target=work, name="hotbed-decode", daemon=True)
         self._is_first = rank == 0
-        if rank < self._size:
+        if self._group is not None:
             self._thread.start()
 
     def decode(self, decoder: Decoder, values: Sequence[bytes], schema: pa.Schema) -> Decoded:
@@ -123,14 +123,15 @@ class SharedDecoding:
             waits: whether all ranks close, as after the end of a stream; else a rank has failed,
                 and an answer that is waited for does not come.
         """
+        if self._group is None:
+            return
         self._ended.set()
         if waits and self._is_first:
             with suppress(RuntimeError):
                 self._tell(END)
         elif not waits:
             shut(self._group)
-        if self._thread.ident is not None:
-            self._thread.join(GRACE_SECONDS)
+        self._thread.join(GRACE_SECONDS)
         if self._thread.is_alive():
             shut(self._group)
         else:
