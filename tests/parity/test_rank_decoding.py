@@ -91,7 +91,7 @@ def raised(servers: str, folder: Path) -> str:
 
 
 def everything(servers: str, folder: str) -> Any:
-    """Learn the topic twice, and meet a bad message between; count what is decoded here."""
+    """Learn the topic by three ranks and by two of them, and meet a bad message after each."""
     shares: list[int] = []
 
     def counting(decoder: Any, values: Any, schema: Any) -> Any:
@@ -100,9 +100,10 @@ def everything(servers: str, folder: str) -> Any:
 
     results = []
     sockets = []
-    with patch.multiple(decoding, LEAST_BYTES=1, OTHER_BYTES=10, decode_messages=counting):
-        for number in range(2):
-            results.append(learned(servers, Path(folder, str(number))))
+    settings = {"LEAST_BYTES": 1, "OTHER_BYTES": 10, "decode_messages": counting}
+    for most in (3, 2):
+        with patch.multiple(decoding, MOST_RANKS=most, **settings):
+            results.append(learned(servers, Path(folder, str(most))))
             gc.collect()  # errors hold frames, which hold connections
             sockets.append(len(_sockets()))
             error = raised(servers, Path(folder))
@@ -125,7 +126,7 @@ def test_three_ranks_decode_a_topic_to_the_bits_of_one_process(
 ) -> None:
     ranks = ranks_of(everything, 3, broker.servers, str(tmp_path / "three"))
     (alone,) = ranks_of(everything, 1, broker.servers, str(tmp_path / "one"))
-    letters = [(tmp_path / name / "0" / "letters").read_bytes() for name in ("one", "three")]
+    letters = [(tmp_path / name / "3" / "letters").read_bytes() for name in ("one", "three")]
     assert letters[0] == letters[1]
     assert len(letters[0].splitlines()) == len(BAD)
     for results, error, shares, sockets, failure, threads in ranks:
