@@ -48,6 +48,7 @@ model: {kind: deepfm, hidden: [8]}
 tables: {dim: 4, admit: {kind: min_count, count: 2}, evict: {kind: ttl, days: 900}}
 callbacks: [{kind: evict, step_interval: 2}, {kind: best_weights, metric: auc}]
 fit: {batch_size: 4096, shuffle: 4096, epochs: 2}
+baselines: false
 """
 
 
