@@ -222,7 +222,8 @@ def _baselines(histories: Mapping[str, History]) -> str:
     """Return the sections with the metrics of the model and of baselines, and which is better."""
     blocks = []
     for name, history in histories.items():
-        keys = list(dict.fromkeys(key for row in history.baselines.values() for key in row))
+        shared = {key for row in history.baselines.values() for key in row}
+        keys = [key for key in history.metrics if key in shared]
         rows = []
         for title, values in {"the model": history.metrics, **history.baselines}.items():
             rows.append([title, *(number_text(values.get(key, "")) for key in keys)])

@@ -17,8 +17,8 @@ MOST_DOTS = 60  # points of a line that are drawn as dots
 DAY_SECONDS = 86_400
 LEARNING_TEXT = "Mean loss of the batches since the point before, and metrics of each epoch."
 FLOWS = {"admitted": 2, "refused": 7, "evicted": 1}  # counter of a table -> colour of its line
-WINDOW_COLORS = (0, 7, 2, 3, 4, 5, 6)
 BASELINE_COLORS = (7, 3, 4, 5, 6)
+WINDOW_COLORS = (0, *BASELINE_COLORS, 2)
 ACRONYMS = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
 # metric -> name and value of a level that it is compared with
 LEVELS = {"calibration": {"calibrated": 1.0}, "normalized_entropy": {"knows the mean only": 1.0}}
