@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -34,6 +35,7 @@ from hotbed.connectors import (
     Raw,
     ReadPlan,
     Replay,
+    RequestLog,
     Source,
     write_file_list,
 )
@@ -185,6 +187,22 @@ def write_raw(folder: Path) -> Source:
     return Raw(str(folder / "*.raw"), **layout)
 
 
+def write_request_log(folder: Path) -> Source:
+    """Requests of up to six candidates in two parts, as a server writes them."""
+    for part, (start, stop) in enumerate([(0, 450), (450, ROWS)]):
+        counts = [1 + number % 6 for number in range(start, stop)]
+        ends = np.cumsum([0, *counts])
+        last = int(np.searchsorted(ends, stop - start, "right"))
+        ends = [*ends[:last].tolist(), stop - start]
+        inputs = table(start, stop)
+        columns = {"candidates": pa.array(np.diff(ends)), "user": pa.array([[n] for n in ends[1:]])}
+        for name in inputs.schema.names:
+            values = inputs[name].combine_chunks()
+            columns[name] = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values)
+        pq.write_table(pa.table(columns), folder / f"{part}.parquet", row_group_size=50)
+    return RequestLog(folder, follow=False)
+
+
 def generated(folder: Path) -> Source:
     """More than one block, and a slot of lists."""
     slots = {"one": Keys(50), "bag": Keys(9, count=3, varies=True)}
@@ -211,6 +229,7 @@ MAKERS: list[Callable[[Path], Source]] = [
     prepared,
     write_norm,
     write_raw,
+    write_request_log,
     generated,
     generated_whole,
 ]
