@@ -356,10 +356,14 @@ def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(
 
 
 def test_progress_lines_are_log_lines_where_these_are_json(
-    dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dataset: Any,
+    network: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [LogLines(as_json=True)])
-    monkeypatch.setattr(logging.getLogger("hotbed"), "level", logging.INFO)
+    caplog.set_level(logging.INFO, "hotbed")  # loggers remember which levels are off
     console = Console(force_terminal=False, record=True, file=io.StringIO())
     bar = hb.callbacks.ProgressBar(console, every_seconds=0)
     model_of(network).online_train(dataset(64), [bar], progress=False)
