@@ -44,7 +44,7 @@ def test_parquet_metadata_that_is_nested_too_deeply_is_refused(tmp_path: Path) -
     file = tmp_path / "_metadata.json"
     file.write_text(DEEP)
     with pytest.raises(DataError, match=r"cannot be read.* nested too deeply"):
-        Metadata.read(file)
+        Metadata.read(str(file))
 
 
 def test_a_hugectr_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:

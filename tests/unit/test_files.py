@@ -35,7 +35,7 @@ SOURCE = Path(hotbed.__file__).parent
 # function -> why what it removes or cuts is Hotbed's own
 REMOVES = {
     "compat/hugectr/session.py:Session.evaluation": "the two files that the caller names as output",
-    "connectors/dead_letters.py:DeadLetters._recall": "a torn last line, behind others or alike",
+    "connectors/dead_letters.py:DeadLetters._cut": "a torn last line, behind others or alike",
     "connectors/journal.py:Journal._open": "a torn last line, and files named as partial_path does",
     "connectors/journal.py:Journal._write": "the bytes that it has just appended",
     "files.py:remove_all": "what callers may remove; of a link, the link alone",
@@ -53,6 +53,8 @@ REMOVES = {
     "prepare/run.py:_write": "a folder in the output that is being written",
     "prepare/stages.py:derive": "a folder in the output that is being written",
     "prepare/stages.py:add_negatives": "a folder in the output that is being written",
+    "serving/request_log/folder.py:LogFolder._remove_oldest": "parts of a log beyond its bytes",
+    "serving/request_log/folder.py:LogFolder._to_parquet": "an open part whose rows are in a closed one",
     "serving/server/endpoints/relay.py:Relay.connected": "the name of a connection in its own folder",
     "serving/stores/fetched_maps.py:FetchedMaps._remove_others": "files in a temporary folder",
     "serving/stores/fetched_maps.py:_open": "a file in a temporary folder",

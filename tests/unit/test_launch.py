@@ -186,9 +186,14 @@ def test_a_signal_ends_all_ranks_with_its_exit_code(
 ) -> None:
     name = number.name.removeprefix("SIG")
     folder = rank_program(f"trap 'trap - {name}; kill -{name} $$' {name}\n>ready0.$RANK\n{WAIT}")
-    failure = launch_and_send(folder, number)
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)
+    try:
+        failure = launch_and_send(folder, number)
+        assert signal.getsignal(number) == usual
+    finally:
+        signal.signal(number, before)
     assert failure == RankFailure(None, f"{number.name}: all 2 ranks were ended", 128 + number)
-    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def test_ctrl_c_ends_ranks_where_a_shell_has_let_it_be_ignored(rank_program: Any) -> None:

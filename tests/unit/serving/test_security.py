@@ -138,6 +138,7 @@ def test_the_package_has_no_reader_that_runs_what_it_reads() -> None:
     own_process = {
         "connectors/kafka/client.py",
         "connectors/kafka/process.py",
+        "parallel/decoding.py",  # what ranks of one job send each other
         "parallel/ranks.py",  # as torch.distributed, which carries it, pickles objects of ranks
     }  # both ends are of one program
     wrong = []

@@ -1422,8 +1422,10 @@ def tables() -> str:
 
 
 WITHOUT_ROWS = {
+    "Baselines": "shows, beside a model that it does not change",
     "Memory": "its rows are its only argument",
     "Parquet": "its files are its only argument",
+    "RequestLog": "reads as `Follow`, `Parquet` or `Kafka`, whose settings have rows",
     "CrossEntropy": "has no arguments",
     "MSE": "has no arguments",
     "Pairwise": "has no arguments",

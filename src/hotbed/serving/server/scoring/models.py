@@ -268,11 +268,11 @@ class Model:
             counts.compute_seconds += seconds
             if answer.nonfinite:
                 self._note_nonfinite(answer)
+            if self.log is not None and request.request_id and request.takes(answer):
+                self._log(self.log, request, answer, served, ended)
         first = batch[0][0]
         if self.batches % _BATCHES_A_SAMPLE == 1 and first.is_small:
             self._samples.append(first.candidates)
-            if self.log is not None and request.request_id and request.takes(answer):
-                self._log(self.log, request, answer, served, ended)
 
     def _log(
         self,
