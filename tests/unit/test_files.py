@@ -53,6 +53,7 @@ REMOVES = {
     "prepare/run.py:_write": "a folder in the output that is being written",
     "prepare/stages.py:derive": "a folder in the output that is being written",
     "prepare/stages.py:add_negatives": "a folder in the output that is being written",
+    "serving/request_log/folder.py:LogFolder._leave": "an open part without rows",
     "serving/request_log/folder.py:LogFolder._remove_oldest": "parts of a log beyond its bytes",
     "serving/request_log/folder.py:LogFolder._to_parquet": "an open part whose rows are in a closed one",
     "serving/server/endpoints/relay.py:Relay.connected": "the name of a connection in its own folder",

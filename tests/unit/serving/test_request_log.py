@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import hotbed as hb
 from hotbed.cli.commands import app
 from hotbed.errors import ConfigError, DataError
+from hotbed.serving.request_log import folder as parts
 from hotbed.serving.request_log.folder import LogFolder, PartLimits
 from hotbed.serving.request_log.records import (
     Anonymity,
@@ -224,6 +225,36 @@ def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) 
     living.recover()
     assert [row["request_id"] for row in read_log(living.path)] == ["whole"]
     assert [path.suffix for path in living.path.iterdir()] == [".parquet"]
+
+
+def test_a_full_disk_leaves_no_files_and_its_parts_are_closed_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    folder.append(records_of("m", [request("before")], Anonymity()))
+    is_full = True
+
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        return new_file(*arguments, **keywords)
+
+    new_file = parts.new_file
+    monkeypatch.setattr(parts, "new_file", refuse)
+    with monkeypatch.context() as full:
+        full.setattr(parts._OpenPart, "append", refuse)
+        for _ in range(5):
+            with pytest.raises(OSError, match="No space"):
+                folder.append(records_of("m", [request("lost")], Anonymity()))
+            with pytest.raises(OSError, match="No space"):
+                folder.rotate()
+    assert len(list(folder.path.iterdir())) == 1  # what was flushed
+    is_full = False
+    folder.append(records_of("m", [request("after")], Anonymity()))
+    folder.rotate()
+    folder.close()
+    assert {row["request_id"] for row in read_log(folder.path)} == {"before", "after"}
+    assert {path.suffix for path in folder.path.iterdir()} == {".parquet"}
 
 
 def test_the_oldest_parts_go_beyond_the_bytes_of_a_log(tmp_path: Path) -> None:

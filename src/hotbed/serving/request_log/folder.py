@@ -52,6 +52,7 @@ class _OpenPart:
         name = f"{_OPEN_PREFIX}{secrets.token_hex(8)}{_OPEN_SUFFIX}"
         self.path = folder / name
         self.begun = time.monotonic()
+        self.has_rows = False
         self._lock = self.path.open("xb")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file = pa.OSFile(os.fspath(self.path), "wb")
@@ -64,6 +65,7 @@ class _OpenPart:
 
     def append(self, rows: pa.RecordBatch) -> None:
         self._stream.write_batch(rows)
+        self.has_rows = True
 
     def leave(self) -> None:
         """Close the file; what it holds is whole up to the last batch."""
@@ -88,6 +90,7 @@ class LogFolder:
         self.path = root / quote(model, safe="")
         self._limits = limits
         self._parts = dict[pa.Schema, _OpenPart]()
+        self._left = list[Path]()  # parts whose disk was full
         self.path.mkdir(parents=True, exist_ok=True)
         self.recover()
 
@@ -104,14 +107,16 @@ class LogFolder:
                 part = self._parts[rows.schema] = _OpenPart(self.path, rows.schema)
             part.append(rows)
         except OSError:
-            if part is not None:
-                part.leave()
-                del self._parts[rows.schema]
+            self._leave(rows.schema)
             raise
 
     def rotate(self) -> None:
-        """Close parts that are long or old enough, and remove the oldest beyond `most_bytes`."""
+        """Close parts that are long or old enough, and remove the oldest beyond `most_bytes`.
+
+        Raises OSError if a part cannot be closed yet; its rows stay in the open one.
+        """
         limits = self._limits
+        self._close_left()
         for schema, part in list(self._parts.items()):
             age = time.monotonic() - part.begun
             if part.num_bytes >= limits.part_bytes or age >= limits.part_seconds:
@@ -122,6 +127,7 @@ class LogFolder:
         """Close all parts."""
         for schema in list(self._parts):
             self._close(schema)
+        self._close_left()
 
     def recover(self) -> None:
         """Close the parts that processes left open which are gone."""
@@ -134,9 +140,25 @@ class LogFolder:
                 self._to_parquet(path)
 
     def _close(self, schema: pa.Schema) -> None:
-        part = self._parts.pop(schema)
+        self._leave(schema)
+        self._close_left()
+
+    def _leave(self, schema: pa.Schema) -> None:
+        """Write no more to the part with these columns, if there is one."""
+        part = self._parts.pop(schema, None)
+        if part is None:
+            return
         part.leave()
-        self._to_parquet(part.path)
+        if part.has_rows:
+            self._left.append(part.path)
+        else:
+            part.path.unlink()
+
+    def _close_left(self) -> None:
+        """Close the parts that are written no more."""
+        while self._left:
+            self._to_parquet(self._left[0])
+            del self._left[0]
 
     def _to_parquet(self, path: Path) -> None:
         """Write the whole batches of an open part as a closed one, and remove it."""
