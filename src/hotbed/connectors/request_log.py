@@ -44,6 +44,7 @@ _INTO = "into"
 _KAFKA = "kafka://"
 _PARTS = "*.parquet"
 _USUAL_ROWS = 64  # candidates of a request, to read about as many rows as are wanted
+_LEAST_REQUESTS = 64  # that are read at once
 
 
 def own_name(column: str, inputs: Collection[str]) -> str:
@@ -158,7 +159,8 @@ class RequestLog(Source):
         wanted = replace(
             plan, columns=None if names is None else tuple(names), types={}, opens=True
         )
-        requests = self._requests.read(position, max(1, batch_rows // _USUAL_ROWS), wanted)
+        at_once = max(_LEAST_REQUESTS, batch_rows // _USUAL_ROWS)
+        requests = self._requests.read(position, at_once, wanted)
         rows = _rows(requests, position, batch_rows, plan)
         return SourceReading(rows, lambda: status_of(requests))
 
