@@ -13,7 +13,8 @@ import pytest
 from kafka_streams import make, message, rows, within
 
 from hotbed.connectors import Journal, Json, Kafka, Live, Position
-from hotbed.connectors.kafka.client import KafkaClient, PolledEntry
+from hotbed.connectors.kafka.client import ClientError, KafkaClient, PolledEntry
+from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError, DecodeError
 from hotbed.testing import Broker
@@ -131,6 +132,23 @@ def test_the_lag_counts_what_is_fetched_and_the_offsets_after_it() -> None:
     assert topic.num_waiting(0) == 2 + 12
     topic._ended[0] = 30
     assert topic.num_waiting(0) == 2
+
+
+def test_an_end_does_not_prove_another_topic_where_messages_were_dropped_before_it() -> None:
+    """A broker fails while it fills a topic again: what was fetched before the failure is dropped."""
+    mark = Mark.of((1, 0, message(0)))
+    identity = TopicIdentity("before", {0: mark})
+    topic = KafkaTopic(Kafka("localhost:1", "clicks"), Live(), {0: 0}, identity)
+    topic._id = "now"
+    topic._unproven = {0}
+    topic.fetched[0] = 1
+    end = PolledEntry(0, 1, 0, None, ClientError("_PARTITION_EOF", "the end", False))
+    failure = PolledEntry(0, 0, 0, None, ClientError("_TRANSPORT", "no answer", False))
+    topic._add([failure, PolledEntry(0, 0, 1, message(0), None), end])
+    assert not topic.is_reached
+    topic._shaken = False
+    with pytest.raises(DataError, match="it was recreated, got id now instead of before"):
+        topic._add([end])
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -207,9 +207,12 @@ class KafkaTopic:
         fetched = self.fetched
         takes_all = self._sizes.takes_all
         for partition, offset, timestamp, value, error in entries:
+            if error is not None and error.name != "_PARTITION_EOF":
+                self._failed(error, partition)
+            if self._shaken:  # it is fetched again
+                continue
             if error is not None:
-                self._failed(error, partition, offset)
-            if error is not None or self._shaken:  # it is fetched again
+                self._at_end(partition, offset)
                 continue
             message = (timestamp, offset, value)
             if partition in self._expected:
@@ -578,13 +581,14 @@ class KafkaTopic:
         if time.monotonic() - since >= patience:
             raise self._error(what, received, advice)
 
-    def _failed(self, error: ClientError, partition: int, offset: int) -> None:
-        if error.name == "_PARTITION_EOF":
-            self._num_ends = 0
-            self._ended[partition] = offset
-            if partition in self._unproven and offset > self._marks[partition].offset:
-                self._must_be_proven(partition)
-        elif error.name == "TOPIC_AUTHORIZATION_FAILED" or error.fatal:
+    def _at_end(self, partition: int, offset: int) -> None:
+        self._num_ends = 0
+        self._ended[partition] = offset
+        if partition in self._unproven and offset > self._marks[partition].offset:
+            self._must_be_proven(partition)
+
+    def _failed(self, error: ClientError, partition: int) -> None:
+        if error.name == "TOPIC_AUTHORIZATION_FAILED" or error.fatal:
             advice = "Ask for the right to read it, or start again."
             raise self._error(error.text, error.name, advice)
         # librdkafka stops to fetch such a partition; the next check finds the cause and assigns it
