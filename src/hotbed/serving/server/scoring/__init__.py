@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a decoded request to its scores.
 
-models.py    the models of a server: which version each serves, and how it follows its trainer
+models.py    the models of a server: how each is loaded, and how it follows its trainer
+model.py     a model: the version that it serves, its queue, its counts and its last problem
 batching.py  requests of all clients, gathered into batches
 """
