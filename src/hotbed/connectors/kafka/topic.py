@@ -589,13 +589,13 @@ class KafkaTopic:
 
     def _failed(self, error: ClientError, partition: int) -> None:
         if error.name == "TOPIC_AUTHORIZATION_FAILED" or error.fatal:
-            advice = "Ask for the right to read it, or start again."
-            raise self._error(error.text, error.name, advice)
+            raise self._error(
+                error.text, error.name, "Ask for the right to read it, or start again."
+            )
         # librdkafka stops to fetch such a partition; the next check finds the cause and assigns it
         # again
-        else:
-            logger.info("topic %r, partition %d: %s", self.source.topic, partition, error.text)
-            self._shake()
+        logger.info("topic %r, partition %d: %s", self.source.topic, partition, error.text)
+        self._shake()
 
     def _shake(self) -> None:
         """Drop messages until the next check, because they may come from another topic."""
