@@ -14,7 +14,7 @@ import warnings
 import pytest
 
 from hotbed.errors import ConfigError
-from hotbed.logs import LogLines, log_lines
+from hotbed.logs import FIELDS, LineQueue, LogLines, log_lines
 
 TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) (.+)")
 PROGRAM = """
@@ -86,3 +86,37 @@ def test_a_trace_stands_below_its_line(capsys: pytest.CaptureFixture[str]) -> No
     LogLines(as_json=True, worker=3).handle(record)
     line = json.loads(capsys.readouterr().err)
     assert (line["worker"], line["trace"].splitlines()[-1]) == (3, "OSError: gone")
+
+
+def test_fields_of_a_record_are_members_and_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("hotbed.access", 20, "", 1, "POST /", (), None)
+    setattr(record, FIELDS, {"request_id": "a b=\n", "status": 200})
+    LogLines(as_json=True).handle(record)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["message"], line["request_id"], line["status"]) == ("POST /", "a b=\n", 200)
+    LogLines(as_json=False).handle(record)
+    assert capsys.readouterr().err.endswith(r'INFO POST / request_id="a b=\n" status=200' + "\n")
+
+
+def test_lines_without_room_are_dropped_and_counted_and_the_rest_stays_in_order() -> None:
+    reading, writing = os.pipe()
+    queue = LineQueue(writing, lambda num_lines: f"{num_lines} dropped")
+    text = "x" * 1000
+    for number in range(1000):  # 1 MB, of which the pipe holds 64 KiB
+        queue.put(f"{number} {text}", 200_000)
+    queue.put("of another kind", 400_000)
+    queue.flush()  # gives up: nobody reads
+    numbers = list[int]()
+    num_dropped = 0
+    with os.fdopen(reading) as lines:
+        while len(numbers) + num_dropped <= 1000:
+            first, _, rest = lines.readline().rstrip().partition(" ")
+            if rest == "dropped":
+                num_dropped += int(first)
+            else:
+                numbers.append(1000 if first == "of" else int(first))
+        queue.flush()
+    os.close(writing)
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == 1000  # it found room
+    assert 0 < num_dropped < 1000

@@ -14,6 +14,7 @@ request.py           encode the raw columns of a request
 rows.py              tables as servers read them
 session.py           score requests with one version of a model, without torch
 threads.py           run work in threads that the end of a process does not wait for
+trace_context.py     the trace of a request, and how it is passed on to other servers
 trained_types.py     columns of requests in the types that they had in training
 protocol/            The Open Inference Protocol without a network
 request_log/         the log of requests and their scores

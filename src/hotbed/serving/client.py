@@ -32,6 +32,7 @@ from hotbed.serving.protocol.rest import HEADER_LENGTH
 from hotbed.serving.protocol.tensors import DTYPES
 from hotbed.serving.request import check_columns, check_context, single_value
 from hotbed.serving.session import Scores
+from hotbed.serving.trace_context import trace_headers
 
 
 class Client:
@@ -88,11 +89,23 @@ class Client:
             connection.close()
 
     def predict(
-        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        context: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Return predictions of n candidates by the version that is served now.
 
-        The arguments and the result are those of `InferenceSession.predict`.
+        Args:
+            model: name of the model.
+            columns: as for `InferenceSession.predict`.
+            context: as for `InferenceSession.predict`.
+            headers: further headers, such as `x-request-id`. The trace of OpenTelemetry's current
+                span is sent as `traceparent` by itself.
+
+        Returns:
+            What `InferenceSession.predict` returns.
 
         Raises:
             DataError: a tensor cannot hold a column, such as lists of several lengths.
@@ -100,14 +113,18 @@ class Client:
                 for a missing or a wrong token.
             ServingError: the server does not answer.
         """
-        scores = self.ask(model, columns, context)
+        scores = self.ask(model, columns, context, headers)
         outputs = dict(scores.outputs)
         if len(outputs) == 1:
             return next(iter(outputs.values()))
         return outputs
 
     def ask(
-        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        context: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Scores:
         """Return predictions by output, the version that gave them, and the number of late rows.
 
@@ -122,9 +139,13 @@ class Client:
         head = {"inputs": specs, "parameters": {"binary_data_output": True}}
         parts = [json.dumps(head).encode()]
         parts += [tensor.data for tensor in tensors]
-        headers = {HEADER_LENGTH: str(len(parts[0])), "Content-Type": "application/octet-stream"}
+        own_headers = {
+            HEADER_LENGTH: str(len(parts[0])),
+            "Content-Type": "application/octet-stream",
+        }
+        all_headers = {**trace_headers(), **(headers or {}), **own_headers}
         path = f"/v2/models/{quote(model, safe='')}/infer"
-        body, head_bytes = self._send("POST", path, b"".join(parts), headers)
+        body, head_bytes = self._send("POST", path, b"".join(parts), all_headers)
         return _scores(body, head_bytes)
 
     def models(self) -> list[dict[str, str]]:

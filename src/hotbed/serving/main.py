@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hotbed import config
 from hotbed.connectors.request_log import RequestLog
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.logs import log_lines
+from hotbed.logs import log_lines, write_logs_aside
 from hotbed.persist.publish import Follower
 from hotbed.serving.server.options import (
     NO_LOGS,
@@ -73,6 +73,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
         options = replace(options, rows=str(store.folder))
         server = WorkerPool(models, by_name, options, limits, remote, logs)
     models.check_kept(options.check_seconds)
+    write_logs_aside()
     with _following(followed, models.follow):
         server.run()
 
@@ -117,6 +118,7 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
 
     for name in by_name:
         following.check_kept(name, partial(check, name), options.check_seconds)
+    write_logs_aside()
     with _following(followed, follow):
         server.run()
         following.close()

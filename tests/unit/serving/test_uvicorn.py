@@ -131,6 +131,10 @@ class Ok(App):
     def route(self, request: HttpRequest) -> Route:
         return Route(self.answer, lambda: 10)
 
+    def begin(self, request: HttpRequest, route: Route) -> None: ...
+
+    def ended(self, request: HttpRequest, response: HttpResponse | None) -> None: ...
+
     def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:
         raise error
 

@@ -72,7 +72,7 @@ class RequestLogWriter:
         self._model = model
         self._open_sink = open_sink
         self._sink: LogSink | None = None
-        self._bound = int(sample * _CRC_VALUES)
+        self._share = sample
         self._queue_bytes = queue_bytes
         self._flush_seconds = flush_seconds
         self._anonymity = anonymity
@@ -90,7 +90,7 @@ class RequestLogWriter:
 
     def wants(self, request_id: str) -> bool:
         """Return whether a request is in the sample."""
-        return zlib.crc32(request_id.encode()) < self._bound
+        return in_sample(request_id, self._share)
 
     def add(self, request: AnsweredRequest) -> None:
         """Queue a request, or drop and count it; one without candidates has no rows."""
@@ -178,6 +178,11 @@ class RequestLogWriter:
             log.info("model %s: the request log is written again", self._model)
             self._problem = ""
         return True
+
+
+def in_sample(request_id: str, share: float) -> bool:
+    """Return whether a request is in a share of all of them, the same one in each log."""
+    return zlib.crc32(request_id.encode()) < share * _CRC_VALUES
 
 
 class RequestIds:

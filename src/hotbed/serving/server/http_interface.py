@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class HttpRequest:
         peer: address of the client, or of a proxy before it.
         body: the bytes of the body.
         is_last: whether all other requests that have arrived are given to the app already.
+        trail: what the app follows of it; None = nothing.
     """
 
     method: str
@@ -30,6 +31,7 @@ class HttpRequest:
     peer: str = ""
     body: bytes = b""
     is_last: bool = False
+    trail: Any = None
 
 
 @dataclass(slots=True)
@@ -53,10 +55,12 @@ class Route:
     Attributes:
         answer: answers a complete request.
         body_bytes: returns the longest body of a request, in bytes.
+        template: the path with names for its variable parts, of a route for predictions.
     """
 
     answer: Callable[[HttpRequest], Reply]
     body_bytes: Callable[[], int]
+    template: str = ""
 
 
 class App(ABC):
@@ -69,6 +73,17 @@ class App(ABC):
     @abstractmethod
     def refuse(self, request: HttpRequest) -> HttpResponse | None:
         """Return an answer that rejects a request by its headers, or None to read its body."""
+
+    @abstractmethod
+    def begin(self, request: HttpRequest, route: Route) -> None:
+        """Note a request that has begun to arrive."""
+
+    @abstractmethod
+    def ended(self, request: HttpRequest, response: HttpResponse | None) -> None:
+        """Note the answer that is sent to a request, None if its client has left.
+
+        May add headers to the answer.
+        """
 
     @abstractmethod
     def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:

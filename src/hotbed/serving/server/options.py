@@ -147,7 +147,7 @@ class RowsOptions(AccessOptions):
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The log of requests and their scores.
+    """The log of requests and their scores, and the access log.
 
     Args:
         log: the folder of the logs, with a folder for each model; or kafka://HOST:PORT[,…]/TOPIC,
@@ -163,6 +163,9 @@ class LogOptions:
         log_part_bytes: bytes of a part when it is closed.
         log_part_seconds: seconds after which a part is closed.
         log_max_bytes: bytes of the closed parts of a model; the oldest are removed.
+        access_log: the share of answered requests for predictions that have a line in the log of
+            the server, chosen as by `log_sample`; each request that ends with an error has one.
+            0 = no such lines.
     """
 
     log: str | None = None
@@ -176,8 +179,10 @@ class LogOptions:
     log_part_bytes: int = 128 << 20
     log_part_seconds: float = 300.0
     log_max_bytes: int = 10_000_000_000
+    access_log: float = 0.0
 
     def __post_init__(self) -> None:
+        checks.between("LogOptions.access_log", self.access_log, 0, 1)
         checks.between("LogOptions.log_sample", self.log_sample, 0, 1)
         checks.at_least("LogOptions.log_queue_bytes", self.log_queue_bytes, 1)
         checks.between("LogOptions.log_flush_seconds", self.log_flush_seconds, 0.001, _DAY_SECONDS)

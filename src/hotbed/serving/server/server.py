@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from hotbed.errors import MissingExtra
 from hotbed.serving.process import Stoppable, open_listener
+from hotbed.serving.server.access import Trails
 from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.spans import open_spans
 from hotbed.serving.server.tokens import Tokens
 
 try:
@@ -46,7 +48,7 @@ class Server(Stoppable):
         tokens: the tokens; None = those of `options`.
 
     Raises:
-        ConfigError: it cannot listen.
+        ConfigError: it cannot listen, or a variable of OpenTelemetry is wrong.
 
     Example: `Server(models, Options(port=8000)).run()`
     """
@@ -64,6 +66,8 @@ class Server(Stoppable):
         self._shares_ports = listener is not None
         self._tokens = tokens or self._options.tokens()
         self._tls = self._options.tls()
+        self._spans = open_spans()
+        self._trails = Trails(models.request_ids, models.access_log, self._spans)
         self._listener = listener or open_listener(self._options.host, self._options.port)
         self.port: int = self._listener.getsockname()[1]
         self.grpc_port: int | None = None
@@ -75,7 +79,8 @@ class Server(Stoppable):
     async def _serve(self, stopped: asyncio.Event) -> None:
         options = self._options
         grpc_server = await self._start_grpc()
-        app = Api(self._models, self._tokens)
+        scheme = "http" if self._tls is None else "https"
+        app = Api(self._models, self._tokens, self._trails, scheme)
         http = HttpServer(app, options.request_seconds, options.idle_seconds, self._tls)
         serving = asyncio.create_task(http.serve([self._listener]))
         log.info("listening on port %d, gRPC %s", self.port, self.grpc_port or "off")
@@ -90,6 +95,8 @@ class Server(Stoppable):
             await grpc_server.stop(_LAST_SECONDS)
         await serving
         await asyncio.to_thread(self._models.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         log.info("stopped")
 
     async def _start_grpc(self) -> GrpcServer | None:
@@ -102,9 +109,9 @@ class Server(Stoppable):
             self._models,
             open_listener(options.host, options.grpc_port, shares_port=self._shares_ports),
             self._tokens,
-            self._options.tls(),
-            options.request_seconds,
-            options.idle_seconds,
+            self._tls,
+            options,
+            self._trails,
         )
         self.grpc_port = server.port
         return server

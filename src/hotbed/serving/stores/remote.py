@@ -19,6 +19,7 @@ from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
 from hotbed.frozen import IdArray, RowArray
 from hotbed.serving.stores.base import ModelVersion, RowStore, Weight, read_weights, version_fields
 from hotbed.serving.stores.fetched_maps import FetchedMaps
+from hotbed.serving.trace_context import outgoing_call
 
 try:
     import grpc
@@ -138,7 +139,9 @@ class RemoteParameterServer(RowStore):
         message = make(**request)
         timeout = seconds or self._seconds
         try:
-            return self._calls[call](message, timeout=timeout, metadata=self._metadata())
+            with outgoing_call(f"{SERVICE}/{call}") as headers:
+                metadata = [*self._metadata(), *headers.items()]
+                return self._calls[call](message, timeout=timeout, metadata=metadata)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
             raise self._error(error) from error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypedDict
 
-from hotbed.logs import log_lines
+from hotbed.logs import log_lines, write_logs_aside
 from hotbed.serving.server.options import LogOptions, Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
@@ -83,6 +83,7 @@ class Worker:
         self._wire = Wire(wire_end, calls, self._lose_parent)
         spec = self._wire.call("spec")
         log_lines("json", spec["number"])
+        write_logs_aside()
         options = Options(**spec["options"])
         self._state: WorkerState = spec["state"]
         self._models = self._build_models(spec, options)

@@ -129,6 +129,7 @@ class Connection(HttpToolsProtocol):
         app = self._http_server.app
         request = _request_of(scope)
         route = app.route(request)
+        app.begin(request, route)
         most = route.body_bytes()
         length = int(request.headers.get("content-length", 0))
         response = _violation(scope) or app.refuse(request) or _too_long(length, most)
@@ -137,6 +138,7 @@ class Connection(HttpToolsProtocol):
         while response is None and more:
             message = await receive()
             if message["type"] == "http.disconnect":
+                app.ended(request, None)
                 return
             body += message["body"]
             more = message["more_body"]
@@ -157,6 +159,7 @@ class Connection(HttpToolsProtocol):
                 response = refusal(503, "the server stops")  # or the client has left
             except Exception as error:
                 response = app.failed(request, error)
+        app.ended(request, None if cycle.disconnected else response)
         await self._send(cycle, request.method, response)
         # Read the rest of a rejected request: if the connection closed now, the client would lose
         # the answer.

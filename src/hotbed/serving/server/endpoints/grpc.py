@@ -39,16 +39,19 @@ from hotbed.serving.protocol.offered import (
     times_parameter,
 )
 from hotbed.serving.protocol.tensors import Tensor
+from hotbed.serving.server.access import Trail, Trails
 from hotbed.serving.server.endpoints.grpc_server import (
     STREAMS,
     GrpcServer,
     GrpcService,
     UnaryHandler,
     abort_with,
+    current_trail,
     start_grpc,
     unary_handler,
 )
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
+from hotbed.serving.server.options import Options
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.tokens import INFER, OPERATE, SCRAPE, Tokens
@@ -210,7 +213,10 @@ class InferenceService:
         call = await self._models.readers.read(len(data), partial(self._read, data))
         request = call.head
         name = request.model_name
-        request_id = self._request_id(request.id, context)
+        trail = current_trail()
+        request_id = self._request_id(request.id, context, trail)
+        if trail is not None:
+            trail.model = name
 
         def decode(served: ServedVersion) -> DecodedRequest[Any]:
             bounds = served.bounds
@@ -222,7 +228,8 @@ class InferenceService:
             tensors = call.packed or self._tensors(call)
             candidates = served.inputs.columns(tensors, bounds)
             write = partial(_write_answer, request)
-            return DecodedRequest(candidates, write, name, request.model_version, request_id)
+            version = request.model_version
+            return DecodedRequest(candidates, write, name, version, request_id, trail)
 
         try:
             model = self._models.named(name, request.model_version)
@@ -234,14 +241,18 @@ class InferenceService:
         meters.ended(name, "grpc", started)
         return response
 
-    def _request_id(self, named: str, context: Any) -> str:
+    def _request_id(self, named: str, context: Any, trail: Trail | None) -> str:
         """Return the name of a request in the log, and send it back; "" if nothing is logged."""
         request_ids = self._models.request_ids
-        if not request_ids.is_logging:
-            return ""
-        metadata = dict(context.invocation_metadata() or ())
-        request_id = request_ids.name(metadata.get(REQUEST_ID, ""), named)
-        context.set_trailing_metadata(((REQUEST_ID, request_id),))
+        request_id = ""
+        if request_ids.is_logging:
+            metadata = dict(context.invocation_metadata() or ())
+            request_id = request_ids.name(metadata.get(REQUEST_ID, ""), named)
+        if trail is not None:
+            trail.request_id = request_id or trail.request_id
+            context.set_trailing_metadata(tuple(trail.answer_headers().items()))
+        elif request_id:
+            context.set_trailing_metadata(((REQUEST_ID, request_id),))
         return request_id
 
     def _read(self, data: bytes) -> InferCall:
@@ -381,8 +392,8 @@ async def start_inference(
     listener: socket.socket,
     tokens: Tokens | None,
     tls: SSLContext | None,
-    request_seconds: float,
-    idle_seconds: float,
+    options: Options,
+    trails: Trails,
 ) -> GrpcServer:
     """Start a gRPC server of the protocol.
 
@@ -391,13 +402,13 @@ async def start_inference(
         listener: the socket to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
         tls: key and certificates; None = no TLS.
-        request_seconds: limit for the message of a call to arrive.
-        idle_seconds: connections without a call are closed after this time.
+        options: with the limits of time.
+        trails: follows the calls.
     """
     longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
-    options = {
+    channel_options = {
         "grpc.max_receive_message_length": longest,
-        "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
+        "grpc.max_connection_idle_ms": int(options.idle_seconds * 1000),
         "grpc.max_concurrent_streams": STREAMS,
     }
     handlers = InferenceService(models).handlers()
@@ -410,5 +421,8 @@ async def start_inference(
         models.meters.connection_closed,
         open_calls,
         _ROLES,
+        trails,
+        ("ModelInfer",),
     )
-    return await start_grpc(service, listener, tokens, tls, request_seconds, options)
+    seconds = options.request_seconds
+    return await start_grpc(service, listener, tokens, tls, seconds, channel_options)

@@ -13,11 +13,13 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from contextvars import ContextVar
 from dataclasses import dataclass
 from ssl import SSLContext
 from typing import Any, TypeAlias
@@ -27,6 +29,8 @@ from google.protobuf.message import DecodeError
 
 from hotbed.errors import HotbedError, NotServed, Overloaded, PersistError, ServingError
 from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
+from hotbed.serving.protocol.offered import REQUEST_ID
+from hotbed.serving.server.access import RequestName, Trail, Trails
 from hotbed.serving.server.endpoints.relay import FILES, Relay
 from hotbed.serving.server.tokens import (
     ANY_ROLE,
@@ -271,6 +275,76 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
         )
 
 
+_trail = ContextVar[Trail | None]("hotbed_trail", default=None)
+
+
+def current_trail() -> Trail | None:
+    """Return what is followed of the call that this task answers; None = nothing."""
+    return _trail.get()
+
+
+class CallTrails(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Follows calls from their begin to their end, also those that the other interceptors reject.
+
+    Args:
+        trails: follows them.
+        predictions: full names of the methods that ask for predictions.
+    """
+
+    def __init__(self, trails: Trails, predictions: Collection[str]) -> None:
+        self._trails = trails
+        self._predictions = predictions
+
+    async def intercept_service(self, proceed: Any, details: Any) -> Any:
+        handler = await proceed(details)
+        headers = dict(details.invocation_metadata or ())
+        if handler is None or not self._trails.needs(headers):
+            return handler
+        name = details.method.lstrip("/")
+        call = RequestName("grpc", name, name in self._predictions, name)
+        codecs = handler.request_deserializer, handler.response_serializer
+        if handler.stream_unary:
+            follow = self._answer(handler.stream_unary, call, headers)
+            return grpc.stream_unary_rpc_method_handler(follow, *codecs)
+        stream = self._stream(handler.stream_stream, call, headers)
+        return grpc.stream_stream_rpc_method_handler(stream, *codecs)
+
+    def _answer(self, answer: Any, call: RequestName, headers: Mapping[str, str]) -> Any:
+        async def follow(requests: Any, context: Any) -> Any:
+            with self._followed(call, headers, context):
+                return await answer(requests, context)
+
+        return follow
+
+    def _stream(self, answer: Any, call: RequestName, headers: Mapping[str, str]) -> Any:
+        async def follow(requests: Any, context: Any) -> Any:
+            with self._followed(call, headers, context):
+                async for part in answer(requests, context):
+                    yield part
+
+        return follow
+
+    @contextlib.contextmanager
+    def _followed(
+        self, call: RequestName, headers: Mapping[str, str], context: Any
+    ) -> Iterator[None]:
+        attributes = {"rpc.system.name": "grpc", "rpc.method": call.name}
+        request_id = headers.get(REQUEST_ID, "")
+        trail = self._trails.begin(call, headers, request_id, attributes)
+        _trail.set(trail)
+        status = "OK"
+        try:
+            yield
+        except asyncio.CancelledError:
+            status = "CANCELLED"
+            raise
+        except BaseException:
+            status = "UNKNOWN" if context.code() is None else context.code().name
+            raise
+        finally:
+            trail.ended(status, context.details() or "")
+
+
 class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Rejects calls of methods that no other handler has, and names them."""
 
@@ -294,6 +368,8 @@ class GrpcService:
         connection_closed: called for each connection that is closed because of its frames.
         open_calls: names of the calls that need no token.
         roles: the role that a call needs, by name; any token may make other calls.
+        trails: follows the calls.
+        predictions: names of the calls that ask for predictions.
     """
 
     name: str
@@ -303,6 +379,8 @@ class GrpcService:
     connection_closed: Callable[[], None]
     open_calls: Sequence[str]
     roles: Mapping[str, str]
+    trails: Trails
+    predictions: Sequence[str] = ()
 
 
 class GrpcServer:
@@ -356,7 +434,9 @@ async def start_grpc(
     most_connections = min(most_files // 2 // FILES, _MOST_CONNECTIONS)
     relay = Relay(most_connections, request_seconds, service.connection_closed)
     arrivals = ArrivalLimit(request_seconds)
-    gates = [Gate(tokens, open_methods, roles, relay.host_of), arrivals]
+    predictions = {f"{service.name}/{call}" for call in service.predictions}
+    calls = CallTrails(service.trails, predictions)
+    gates = [calls, Gate(tokens, open_methods, roles, relay.host_of), arrivals]
     all_options = {**options, "grpc.server_handshake_timeout_ms": math.ceil(request_seconds * 1000)}
     server = grpc.aio.server(interceptors=gates, options=list(all_options.items()))
     server.add_generic_rpc_handlers((service.handlers,))

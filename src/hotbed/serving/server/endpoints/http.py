@@ -35,6 +35,7 @@ from hotbed.serving.protocol.rest import (
     read_object,
     write_answer,
 )
+from hotbed.serving.server.access import RequestName, Trails
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.http_interface import (
     App,
@@ -66,6 +67,9 @@ _PAGE = Path(__file__).with_name("page.html")
 _BODY_BYTES = 64 << 10  # of a request other than for predictions
 _CACHED_PATHS = 256
 _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
+_INFER = "/v2/models/{model}/infer"
+_INFER_VERSION = "/v2/models/{model}/versions/{version}/infer"
+_CLIENT_LEFT = 499  # nginx's status of a request whose client did not wait for the answer
 _REPOSITORY = r"/v2/repository"
 _ROLE_PATHS = [
     (INFER, re.compile(f"{_MODEL}/infer")),
@@ -95,11 +99,25 @@ class Api(App):
     """The routes of the protocol.
 
     A handler takes the names in the path, then the request.
+
+    Args:
+        models: the models to serve.
+        tokens: the tokens of which requests need one; None = no token is needed.
+        trails: follows the requests; None = only those that are in a trace.
+        scheme: http, or https.
     """
 
-    def __init__(self, models: Models, tokens: Tokens | None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        tokens: Tokens | None,
+        trails: Trails | None = None,
+        scheme: str = "http",
+    ) -> None:
         self._models = models
         self._tokens = tokens
+        self._trails = trails or Trails(models.request_ids)
+        self._scheme = scheme
         self._reader = RequestReader()
         routes: list[tuple[str, str, Callable[..., Reply]]] = [
             ("POST", f"{_MODEL}/infer", self._infer),
@@ -147,6 +165,36 @@ class Api(App):
     def route(self, request: HttpRequest) -> Route:
         return self._find_cached(request.method, request.path)
 
+    def begin(self, request: HttpRequest, route: Route) -> None:
+        headers = request.headers
+        if not self._trails.needs(headers):
+            return
+        name = f"{request.method} {request.path}"
+        span_name = f"{request.method} {route.template}".rstrip()
+        call = RequestName("http", name, bool(route.template), span_name)
+        values = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "url.scheme": self._scheme,
+            "http.route": route.template,
+            "network.protocol.version": "1.1",
+            "client.address": request.peer,
+            "user_agent.original": headers.get("user-agent", ""),
+        }
+        attributes = {key: value for key, value in values.items() if value}
+        request_id = headers.get(REQUEST_ID, "")
+        request.trail = self._trails.begin(call, headers, request_id, attributes)
+
+    def ended(self, request: HttpRequest, response: HttpResponse | None) -> None:
+        trail = request.trail
+        if trail is None:
+            return
+        if response is None:
+            trail.ended(_CLIENT_LEFT, "the client has left")
+            return
+        trail.ended(response.status, _reason_of(response))
+        response.headers = {**response.headers, **trail.answer_headers()}
+
     def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:
         if isinstance(error, HotbedError):
             status = http_status(error)
@@ -167,7 +215,8 @@ class Api(App):
                 names = [unquote(name or "") for name in match.groups()]
                 answer = partial(handler, *names)
                 if handler == self._infer:
-                    return Route(answer, partial(self._infer_bytes, names[0]))
+                    template = _INFER_VERSION if names[1] else _INFER
+                    return Route(answer, partial(self._infer_bytes, names[0]), template)
                 return Route(answer, _call_bytes)
             allowed += methods
         reason = f"{method} {unquote(path)[:200]}: there is no such route. See docs/serving.md."
@@ -215,13 +264,16 @@ class Api(App):
         meters = self._models.meters
         length = request.headers.get(HEADER_LENGTH.lower())
         request_id = request.headers.get(REQUEST_ID, "")
+        trail = request.trail
+        if trail is not None:
+            trail.model = name
 
         def decode(served: ServedVersion) -> DecodedRequest[HttpResponse]:
             infer = self._reader.read(request.body, length, served.bounds)
             candidates = served.inputs.columns(infer.tensors, served.bounds)
             known_as = self._models.request_ids.name(request_id, infer.id)
             write = partial(_write_scores, infer, name, known_as)
-            return DecodedRequest(candidates, write, name, version, known_as)
+            return DecodedRequest(candidates, write, name, version, known_as, trail)
 
         try:
             num_bytes = self._reader.decoded_bytes(request.body, length)
@@ -292,6 +344,14 @@ def _caller(request: HttpRequest) -> Caller:
         headers.get("host", ""),
         any(name in headers for name in FORWARDED),
     )
+
+
+def _reason_of(response: HttpResponse) -> str:
+    """Return the reason in an error, "" of an answer."""
+    if response.status < 400:
+        return ""
+    reason: str = json.loads(response.body).get("error", "")
+    return reason
 
 
 def _call_bytes() -> int:

@@ -25,7 +25,9 @@ from hotbed.files import map_file
 from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, open_listener
+from hotbed.serving.request_log.writer import RequestIds
 from hotbed.serving.rows import ServedTable
+from hotbed.serving.server.access import Trails
 from hotbed.serving.server.endpoints.grpc_server import (
     STREAMS,
     GrpcService,
@@ -36,6 +38,7 @@ from hotbed.serving.server.endpoints.grpc_server import (
 )
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.spans import open_spans
 from hotbed.serving.server.tokens import INFER
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.following import (
@@ -351,6 +354,7 @@ class RowsServer(Stoppable):
             "grpc.max_concurrent_streams": STREAMS,
         }
         service = self._service
+        spans = open_spans()
         server = await start_grpc(
             GrpcService(
                 SERVICE,
@@ -360,6 +364,7 @@ class RowsServer(Stoppable):
                 service.meters.connection_closed,
                 ("Ready",),
                 dict.fromkeys(CALLS, INFER),
+                Trails(RequestIds(is_logging=False), spans=spans),
             ),
             open_listener(options.host, options.port),
             self._tokens,
@@ -374,4 +379,6 @@ class RowsServer(Stoppable):
         self._service.stopping = True
         log.info("draining")
         await server.stop(options.drain_seconds)
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
         log.info("stopped")

@@ -20,6 +20,7 @@ from hotbed.errors import HotbedError, NotServed, Overloaded
 from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.protocol.tensors import ColumnValues
+from hotbed.serving.server.access import Trail, being_scored
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion
@@ -55,7 +56,7 @@ class DecodedRequest(Generic[T]):
     """The candidates of a request, and a function that turns their scores into an answer.
 
     `model` and `version`: as the client names them; "" = any version. `request_id`: the name of the
-    request in the log; "" = it is not logged.
+    request in the log; "" = it is not logged. `trail`: what is noted about it; None = nothing.
     """
 
     candidates: Candidates
@@ -63,6 +64,7 @@ class DecodedRequest(Generic[T]):
     model: str = ""
     version: str = ""
     request_id: str = ""
+    trail: Trail | None = None
 
 
 class QueuedRequest:
@@ -81,6 +83,9 @@ class QueuedRequest:
         self.columns = decoded.candidates.columns
         self.context = decoded.candidates.context
         self.request_id = decoded.request_id
+        self.trail = decoded.trail
+        if self.trail is not None:
+            self.trail.decoded(self.request_id, self.num_rows)
         self._decoded = decoded
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.queued = time.perf_counter()
@@ -118,6 +123,8 @@ class QueuedRequest:
                     f"model {decoded.model!r}: version {decoded.version} was replaced, got "
                     f"{scores.version}. Send the request again."
                 )
+            if self.trail is not None:
+                self.trail.version = scores.version
             self.future.set_result(decoded.write(scores))
         except Exception as error:
             self.future.set_exception(error)
@@ -349,11 +356,12 @@ class Batcher:
             served = self._served()
             session = served.session
             waited = started - batch[0].queued  # the first that came
-            if len(batch) == 1:
-                request = batch[0]
-                scores = [session.ask(request.columns, request.context, waited)]
-            else:
-                scores = _split(session.ask(_join_requests(batch), waited=waited), batch)
+            with being_scored([request.trail for request in batch]):
+                if len(batch) == 1:
+                    request = batch[0]
+                    scores = [session.ask(request.columns, request.context, waited)]
+                else:
+                    scores = _split(session.ask(_join_requests(batch), waited=waited), batch)
         except Exception as error:
             if len(batch) > 1:  # scored one by one, only the request at fault fails
                 return [result for request in batch for result in self._score([request])]

@@ -56,6 +56,7 @@ class Models:
 
     Attributes:
         request_ids: names the requests.
+        access_log: as in `LogOptions`.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -73,7 +74,8 @@ class Models:
         logs: LogOptions = NO_LOGS,
     ) -> None:
         self._logs = logs
-        self.request_ids = RequestIds(is_logging=logs.log is not None)
+        self.request_ids = RequestIds(is_logging=logs.log is not None or logs.access_log > 0)
+        self.access_log = logs.access_log
         self.limits = limits or ServerLimits()
         self.stopping = False
         self.meters = Meters(self)
