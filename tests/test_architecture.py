@@ -645,6 +645,8 @@ PATCHED_CONSTANTS = {
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.metrics.segments.BLOCK": "behind the public callback BySegment",
+    "hotbed.metrics.segments.MOST_VALUES_OF_STREAM": "behind the public callback BySegment",
     "hotbed.objects.WAITS": "a test does not wait for a store that stays away",
     "hotbed.persist.container.check.rows._NUMBERS_AT_ONCE": "behind every reader of a state",
     "hotbed.persist.container.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",

@@ -229,24 +229,34 @@ def test_two_processes_export_what_one_does(kind: str, tmp_path: Path) -> None:
 
 
 def beside_baselines() -> Any:
-    """Fit and stream beside baselines, and return their figures."""
+    """Fit and stream beside baselines, and return their figures, also by segment."""
     rng = np.random.default_rng(0)
     user = rng.integers(0, 30, 400)
     rows = {"y": (user + rng.integers(0, 20, 400)) % 2, "user": user, "x": rng.random(400)}
+    rows["country"] = rng.choice(["DE", "FR", "CN"], 400)
     schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Dense("x")])
     torch.manual_seed(0)
     network = hb.models.DNN(schema, hb.make_tables(schema, 4), hidden=[8])
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), ["auc", "log_loss"], grains=2)
     source = hb.sources.Memory(rows)
     train, valid = (hb.Dataset(source.slice(*part), schema, 32) for part in ((0, 300), (300, 400)))
-    fitted = model.fit(train, valid, 2, hb.callbacks.Baselines(), progress=False)
-    streamed = model.online_train(train, hb.callbacks.Baselines(), progress=False)
-    return fitted.baselines, fitted.new_ids, streamed.baselines
+    callbacks = [hb.callbacks.Baselines(), hb.callbacks.BySegment("country")]
+    fitted = model.fit(train, valid, 2, callbacks, progress=False)
+    streamed = model.online_train(train, callbacks, progress=False)
+    segments = hb.callbacks.BySegment("country")
+    unread = model.fit(train, valid, 1, segments, progress=False)  # ranks read some features each
+    tables = (fitted.segments, streamed.segments, unread.segments)
+    return fitted.baselines, fitted.new_ids, streamed.baselines, tables
 
 
 def test_baselines_of_several_processes_are_those_of_one() -> None:
     (alone,) = ranks_of(beside_baselines, 1)
     assert set(alone[0]) == {"constant", "linear", "popularity of user"}
+    assert [sum(row.rows for table in each.values() for row in table) for each in alone[3]] == [
+        100,
+        300,
+        100,
+    ]
     assert ranks_of(beside_baselines, 2) == [alone, alone]
 
 

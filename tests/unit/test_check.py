@@ -88,6 +88,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "column": ({"valid": source(user=None)}, "rows of valid", "job.valid: no column 'user'"),
     "label": ({"train": source(clicked=["x", "y"], user=[1, 2])}, "rows of train", "clicked"),
     "float": ({"valid": source(user=[1.5, 2.5, 3.5, 4.5])}, "rows of valid", "user"),
+    "segment": (
+        {"stream_callbacks": [{"kind": "by_segment", "columns": ["country"]}]},
+        "rows of stream",
+        r"columns \['country'\] are missing",
+    ),
     "callback": ({"callbacks": [{"kind": "evict", "every": 1}]}, "callbacks", "unknown key"),
     "warm": ({"warm_start": hb.job.job.WarmStart("nowhere")}, "warm start", "nowhere"),
 }

@@ -107,7 +107,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "train": ["--ranks", "--restart", *job],
         "check": job,
         "online": ["--max-seconds", "--max-steps", "--ranks", *job],
-        "evaluate": ["--ranks", *job],
+        "evaluate": ["--by", "--ranks", *job],
         "predict": ["--out", "--ranks", "--set", "files", "what"],
         "rescore": ["log", "model"],
         "export": ["--out", "--set", "what"],
@@ -188,6 +188,23 @@ def test_train_evaluate_predict_inspect(
     for printed in (trained, evaluated):
         assert "  constant: " in printed
         assert "  linear: " in printed
+    by = (
+        "--set",
+        "callbacks=[{kind: by_segment, columns: [at]}]",
+        "--by",
+        "user=25",
+        "--by",
+        "price",
+    )
+    code, divided, _ = call(capsys, monkeypatch, "evaluate", "job.yaml", *by)
+    assert code == 0
+    assert re.search(r"below 25 +│ \d+ +│ \d+ +│ 0\.\d{4}", divided)
+    assert re.search(r"price +┃ rows ┃", divided)
+    assert not re.search(r"at +┃ rows ┃", divided)  # `--by` takes the place of the callback
+    code, divided, _ = call(capsys, monkeypatch, "evaluate", "job.yaml", *by[:2])
+    assert re.search(r"at +┃ rows ┃", divided)
+    code, _, errors = call(capsys, monkeypatch, "evaluate", "job.yaml", "--by", "user=a")
+    assert "--by: bounds are numbers between commas, got 'user=a'. Give" in errors
 
     code, _, _ = call(
         capsys,

@@ -254,10 +254,22 @@ def prepare(
 
 
 @app.command()
-def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = None) -> None:
+def evaluate(
+    job_file: JobFile,
+    assignments: Assignments = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[=BOUNDS]",
+            help="Divide figures by a column such as country, or age=18,30,50; may be repeated.",
+        ),
+    ] = None,
+    ranks: Ranks = None,
+) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
     if ranks is not None and ranks > 1:
-        _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
+        flags = [part for column in by or () for part in ("--by", column)]
+        _run_on_ranks(ranks, ["evaluate", str(job_file), *flags], assignments)
         return
     from hotbed.cli import show
     from hotbed.job import run
@@ -268,7 +280,8 @@ def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = 
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    show.print_evaluated(run.evaluate(_read(job_file, assignments)))
+    job = _read(job_file, assignments)
+    show.print_evaluated(run.evaluate(job, run.segments_by(by) if by else None))
 
 
 @app.command()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from hotbed.serving.request_log.rescoring import Rescored
     from hotbed.training.columns import Tables
     from hotbed.training.watching.history import History
+    from hotbed.training.watching.segments import SegmentRow, SegmentTables
 
 console = Console()
 
@@ -250,7 +252,7 @@ def _print_history(part: str, history: History) -> None:
     if history.kept is not None and history.kept.epoch:
         note = f"  (epoch {history.kept.epoch} of {len(history.epochs)} is kept)"
     print_values(part, values, f"  {speed:,.0f} samples/s{note}")
-    _print_baselines(history.baselines, history.findings)
+    _print_baselines(history.baselines, history.segments, history.findings)
 
 
 def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
@@ -282,15 +284,33 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
 def print_evaluated(evaluated: Evaluated) -> None:
     """Print the metrics of an evaluation beside those of baselines."""
     print_values("evaluation", evaluated.metrics)
-    _print_baselines(evaluated.baselines, evaluated.findings)
+    _print_baselines(evaluated.baselines, evaluated.segments, evaluated.findings)
 
 
-def _print_baselines(figures: Mapping[str, Mapping[str, float]], findings: Sequence[str]) -> None:
-    """Print the metrics of each baseline, and which of them is better than the model."""
+def _print_baselines(
+    figures: Mapping[str, Mapping[str, float]], segments: SegmentTables, findings: Sequence[str]
+) -> None:
+    """Print the metrics of each baseline, those by segment, and which is better than the model."""
     for name, values in figures.items():
         print_values(f"  {name}", values)
+    for column, rows in segments.items():
+        _print_segments(column.removeprefix("valid."), rows)
     for sentence in findings:
         print_line(sentence)
+
+
+def _print_segments(column: str, rows: Sequence[SegmentRow]) -> None:
+    """Print the figures of the model for each value, beside the log loss of each baseline."""
+    baselines = list(dict.fromkeys(name for row in rows for name in row.figures))[1:]
+    titles = [f"log loss, {name}" for name in baselines]
+    grid = Grid(column, "rows", "positives", "AUC", "log loss", "calibration", *titles)
+    for row in rows:
+        model = row.figures["model"]
+        numbers = [model["auc"], model["log_loss"], model["calibration"]]
+        numbers += [row.figures.get(name, {}).get("log_loss", math.nan) for name in baselines]
+        counts = (f"{row.rows:,}", f"{row.positives:,}")
+        grid.add_row(escape(row.value), *counts, *(f"{number:.4f}" for number in numbers))
+    console.print(grid)
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:

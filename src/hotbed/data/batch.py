@@ -266,8 +266,9 @@ class Batch:
     count. `impressions`: int64 [n], the numbers that a join gave them, if they are asked for;
     `previews`: the impressions that it accepted since the batch before, without labels. `whole`: of
     a batch that ranks share out, all samples without ids and dense columns; here are then those of
-    the grains of this rank, and the runs of others are empty. The arrays are NumPy arrays, or
-    tensors after `map_arrays`.
+    the grains of this rank, and the runs of others are empty. `segments`: by each
+    `hotbed.data.columns.SegmentColumn` that was asked for, the segment of each sample, an object
+    array [n]. The arrays are NumPy arrays, or tensors after `map_arrays`, but those of segments.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -286,6 +287,7 @@ class Batch:
     impressions: Any = None
     previews: Batch | None = None
     whole: Batch | None = None
+    segments: Mapping[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
@@ -309,7 +311,8 @@ class Batch:
         start, stop, _ = rows.indices(self.num_samples)
         stop = max(start, stop)
         part = slice(start, stop)
-        return self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
+        batch = self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
+        return self._with_segments_of(batch, part)
 
     def with_weights(self, weights: Mapping[str, Any]) -> Batch:
         """Return the same samples with other weights of the ids of some features.
@@ -331,7 +334,7 @@ class Batch:
         return changed(self, {"position": position, "encoder": encoder})
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
-        """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
+        """Return a Batch of `fn(array)` for each array but segments; `fn` keeps the first axis."""
         batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
         members = {
             "position": self.position,
@@ -339,12 +342,20 @@ class Batch:
             "grain_ends": self.grain_ends,
             "previews": self.previews,
             "whole": None if self.whole is None else self.whole.map_arrays(fn),
+            "segments": self.segments,
         }
         return changed(batch, members)
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
-        return self._changed(lambda ids: ids.take(rows), lambda array: array[rows], len(rows))
+        batch = self._changed(lambda ids: ids.take(rows), lambda array: array[rows], len(rows))
+        return self._with_segments_of(batch, rows)
+
+    def _with_segments_of(self, batch: Batch, rows: Any) -> Batch:
+        """Return a batch of some of the samples with their segments."""
+        if not self.segments:
+            return batch
+        return changed(batch, {"segments": {key: of[rows] for key, of in self.segments.items()}})
 
     def _changed(
         self, change_ids: Callable[[Ids], Ids], change: Callable[[Any], Any], num_samples: int
@@ -430,6 +441,11 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
         for name in first.labels
     }
     previews = [batch.previews for batch, _ in runs if batch.previews is not None]
+    segments = {
+        key: np.concatenate([batch.segments[key][rows] for batch, rows in runs])
+        for key in first.segments
+        if all(key in batch.segments for batch, _ in runs)  # some may have been read before
+    }
     return Batch(
         ids=ids,
         dense=dense,
@@ -440,6 +456,7 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
         counted=counted,
         impressions=column(lambda batch: batch.impressions),
         previews=Batch.concat(previews) if previews else None,
+        segments=segments,
     )
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw Arrow columns: their ids, hashes, and transforms of them."""
+"""Raw Arrow columns: their ids, hashes, segments, and transforms of them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
 _WIDE = {pa.large_string().id, pa.large_binary().id}
+MISSING = "(missing)"
+"""The segment of rows without a value."""
 
 RULES = 2
 """The rules by which columns are read: those of `Schema.rules` in a new schema.
@@ -273,6 +277,53 @@ def _by_word(
         return _named(name, transform, words, context).take(places)
     except BadRows as bad:
         raise BadRows(name, bad.mask[as_numpy(places)], bad.message) from None
+
+
+@dataclass(frozen=True)
+class SegmentColumn:
+    """A raw column by whose values figures are divided; the model need not read it.
+
+    Attributes:
+        column: its name in the data.
+        bounds: None: each value is a segment. Else the values are numbers, and a segment is what
+            lies between two bounds, the lower one included.
+    """
+
+    column: str
+    bounds: tuple[float, ...] | None = None
+
+    def names(self, values: pa.Array) -> np.ndarray:
+        """Return the segment of each row: texts as objects, [n].
+
+        Raises:
+            SchemaError: the values are lists, or no numbers where there are bounds.
+        """
+        if pa.types.is_dictionary(values.type) and self.bounds is not None:
+            values = values.dictionary_decode()
+        try:
+            if self.bounds is not None:
+                return self._ranges(values.cast(pa.float64()))
+            if not pa.types.is_dictionary(values.type):
+                values = values.dictionary_encode()
+            words = values.dictionary.cast(pa.string()).to_pylist()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            wanted = "one value a row is needed" if self.bounds is None else "bounds need numbers"
+            raise SchemaError(
+                f"segments: {wanted}, got column {self.column!r} of {values.type}. Name another "
+                "column."
+            ) from error
+        table = np.array([*words, MISSING], object)
+        places = values.indices.cast(pa.int64()).fill_null(len(words))
+        return table.take(as_numpy(places))
+
+    def _ranges(self, numbers: pa.Array) -> np.ndarray:
+        """Return the range of each number."""
+        assert self.bounds is not None
+        texts = [str(int(bound) if bound == int(bound) else bound) for bound in self.bounds]
+        between = [f"{low} to {high}" for low, high in itertools.pairwise(texts)]
+        table = np.array([f"below {texts[0]}", *between, f"from {texts[-1]}", MISSING], object)
+        places = np.searchsorted(self.bounds, as_numpy(numbers.fill_null(0.0)), side="right")
+        return table.take(np.where(nulls_of(numbers), len(table) - 1, places))
 
 
 def require_columns(names: list[str], present: list[str]) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
-from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of, is_preview
+from hotbed.connectors.position import OPENED, Position, decisions_of, is_preview
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.read_plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
 from hotbed.connectors.source import Source
@@ -23,7 +23,6 @@ from hotbed.connectors.status import SourceStatus
 from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, BatchSlice, changed, joined
-from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of, shared_batch
 from hotbed.data.numbers import check_matched, warn_constant, with_unit_labels
@@ -47,8 +46,8 @@ from hotbed.data.places import (
 )
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
-from hotbed.data.source_rows import SourceRows, raw_types
-from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
+from hotbed.data.source_rows import SourceRows, raw_types, require_from
+from hotbed.data.stream import Block, StreamCuts, check_stream_arguments, without_ticks
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 
@@ -131,6 +130,7 @@ class Dataset:
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Buffer] = []  # of each lane; none before the first epoch
+        self._cached_segments = self.encoder.segments
         self._num_rows: int | None = None
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ class Dataset:
         `Batch.whole`.
         """
         self._streams = self.endless
-        return _without_ticks(self._begin(number, own=own))
+        return without_ticks(self._begin(number, own=own))
 
     def stream(self, wishes: JoinWishes = NO_WISHES) -> Iterator[Batch | None]:
         """Iterate, and yield None when an endless source has no new rows.
@@ -551,8 +551,10 @@ class Dataset:
             grain = number
         skip = int(place["skip"])
         if self.cache:
-            if len(self._cached) != len(sources):
+            segments = self.encoder.segments
+            if len(self._cached) != len(sources) or segments != self._cached_segments:
                 self._cached = [self._all_rows(source, tally) for source in sources]
+                self._cached_segments = segments
             lane = self._cached[number]
             order = None
             if self.shuffle:
@@ -657,7 +659,7 @@ class Dataset:
         live = None
         if self.endless:
             live = self.live
-        columns = self.schema.raw_columns(self._labels, self._features)
+        columns = self.encoder.raw_columns(self._labels, self._features)
         columns = columns or self.schema.raw_columns()[:1]  # which says how many rows there are
         time = None
         if self.schema.time is not None:
@@ -674,20 +676,9 @@ class Dataset:
         )
 
     def _require_columns(self, names: list[str]) -> None:
-        """Raise SchemaError if the columns `names` do not include all that the schema needs.
-
-        The error lists all columns of the source.
-        """
-        required = self.schema.raw_columns(self._labels, self._features)
-        if set(required) <= set(names):
-            return
-        try:
-            present = self.source.schema().names
-        except DataError:
-            present = [name for name in names if name != PLACE]
-            if not present:
-                return  # reading raises the fault of the source
-        require_columns(required, present)
+        """Raise SchemaError if the columns `names` do not include all that are read."""
+        required = self.encoder.raw_columns(self._labels, self._features)
+        require_from(self.source, required, names)
 
     def _warn_constant(self) -> None:
         """Warn once about a label that is always 0, or always 1, in a stream's first rows."""
@@ -719,8 +710,3 @@ class Dataset:
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Store rows of an endless source that were left out as dead letters."""
         self.live.dead_letters.add_all(dead_letters(rows, reason))
-
-
-def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
-    with closing(items):
-        yield from (batch for batch in items if batch is not None)

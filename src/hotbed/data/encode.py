@@ -29,7 +29,14 @@ from hotbed.data.arrow_types import (
     type_of,
 )
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import Columns, ids_of, missing_as_null, require_columns, transformed
+from hotbed.data.columns import (
+    Columns,
+    SegmentColumn,
+    ids_of,
+    missing_as_null,
+    require_columns,
+    transformed,
+)
 from hotbed.data.context import BadRows
 from hotbed.data.numbers import LabelValues, numeric
 from hotbed.data.places import Latest
@@ -68,6 +75,7 @@ class Encoder:
 
     `rules`: those of the schema, or of the state that continues with these rows. `unit_labels`:
     labels that a trainer needs from 0 to 1; values outside are bad rows.
+    `segments`: raw columns that rows with labels bring along, for figures by their values.
     `label_values`: for each label, what its rows held. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
@@ -91,6 +99,7 @@ class Encoder:
         self.shapes: Mapping[str, Shape] = {}
         self.rules = schema.rules
         self.unit_labels: frozenset[str] = frozenset()
+        self.segments: tuple[SegmentColumn, ...] = ()
         self.forget_labels()
         self._times_checked = False
         self._seen: list[tuple[pa.Schema, bool]] = []
@@ -149,6 +158,17 @@ class Encoder:
                     row = int(np.flatnonzero(bad.mask)[0]) + 1
                     raise DecodeError(bad.message, "", row, bad.column) from None
                 batch = self._leave_out(batch, bad.mask, "value", bad.message)
+
+    def raw_columns(self, labels: bool = True, features: bool = True) -> list[str]:
+        """Return the raw columns that encoding reads, each once; as `Schema.raw_columns`."""
+        names = self.schema.raw_columns(labels, features)
+        if labels:
+            names += [segment.column for segment in self.segments]
+        return list(dict.fromkeys(names))
+
+    def read_segments(self, segments: Sequence[SegmentColumn]) -> None:
+        """Read these raw columns, too, with labels; `RecModel` calls this before it reads."""
+        self.segments = tuple(dict.fromkeys((*self.segments, *segments)))
 
     def _without_future(self, batch: pa.RecordBatch, encoded: Batch, latest: Latest) -> Batch:
         """Leave out the rows whose time is after `latest`, or refuse the first one."""
@@ -209,7 +229,7 @@ class Encoder:
     def _check(self, schema: pa.Schema, labels: bool) -> None:
         of_sources = (COUNTED, IMPRESSION, PLACE)
         names = [name for name in schema.names if name not in of_sources]
-        require_columns(self.schema.raw_columns(labels), names)
+        require_columns(self.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
             kind = type_of(schema.field(name).type)
             trained_kind = self.schema.types.get(name, "mixed")
@@ -262,6 +282,7 @@ class Encoder:
         impressions = None
         if IMPRESSION in batch.schema.names:
             impressions = batch.column(IMPRESSION).to_numpy().copy()
+        segments = self.segments if labels else ()
         return Batch(
             ids,
             dense,
@@ -271,6 +292,7 @@ class Encoder:
             num_samples=batch.num_rows,
             counted=counted,
             impressions=impressions,
+            segments={each: each.names(context.column(each.column)) for each in segments},
         )
 
     def _ids(self, column: Id, context: Columns) -> Ids:

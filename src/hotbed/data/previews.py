@@ -31,7 +31,7 @@ def with_previews(rows: Batch, previews: list[Batch]) -> Batch:
 
 def mapped_batch(batch: Batch, functions: Sequence[Callable[[Batch], Batch]]) -> Batch:
     """Return what functions make of a batch, and of the impressions that come with it."""
-    of_join = {"counted": batch.counted, "impressions": batch.impressions}
+    read = {"counted": batch.counted, "impressions": batch.impressions, "segments": batch.segments}
     previews = batch.previews
     num_samples = batch.num_samples
     for function in functions:
@@ -39,5 +39,5 @@ def mapped_batch(batch: Batch, functions: Sequence[Callable[[Batch], Batch]]) ->
         if previews is not None:
             previews = function(previews)
     if batch.num_samples == num_samples:  # a function may make a batch of its own
-        batch = changed(batch, of_join)
+        batch = changed(batch, read)
     return changed(batch, {"previews": previews})

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hotbed.connectors import Position, Source
-from hotbed.connectors.position import Batches
+from hotbed.connectors.position import PLACE, Batches
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.status import UNKNOWN, SourceStatus, ended, status_of
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
+from hotbed.data.columns import require_columns
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
 
@@ -32,6 +35,22 @@ class SourceRows:
             self._batches = batches
         with ended(batches):
             yield from batches
+
+
+def require_from(source: Source, required: list[str], names: Sequence[str]) -> None:
+    """Raise SchemaError if the columns `names` do not include all that are `required`.
+
+    The error lists all columns of the source.
+    """
+    if set(required) <= set(names):
+        return
+    try:
+        present = source.schema().names
+    except DataError:
+        present = [name for name in names if name != PLACE]
+        if not present:
+            return  # reading raises the fault of the source
+    require_columns(required, present)
 
 
 def raw_types(source: Source, schema: Schema) -> tuple[dict[str, Type], dict[str, Shape]]:

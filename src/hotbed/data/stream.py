@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from hotbed import checks
@@ -157,6 +158,12 @@ def _is_past(before: Position | None, start: Position) -> bool:
     if before is None or start["source"] is None:
         return False
     return bool(before["block"] != start["source"]["block"])
+
+
+def without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
+    """Yield the batches among items, and close these at the end."""
+    with closing(items):
+        yield from (batch for batch in items if batch is not None)
 
 
 def check_stream_arguments(

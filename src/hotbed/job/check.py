@@ -41,6 +41,7 @@ from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.container.store import MANIFEST_FILE, new_file, open_store
 
 if TYPE_CHECKING:
+    from hotbed.data.columns import SegmentColumn
     from hotbed.data.schema import Schema
 
 LOG = logging.getLogger("hotbed")
@@ -342,7 +343,9 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
     if part == "predict":
         return f"{len(names)} columns, of which the schema reads {len(columns)}"
     schema = _fitted(job, rows)
-    batch = next(iter(job.dataset(Memory(rows), schema, batch_size=rows.num_rows)), None)
+    data = job.dataset(Memory(rows), schema, batch_size=rows.num_rows)
+    data.encoder.read_segments(_segments(job, part))
+    batch = next(iter(data), None)
     if batch is None:
         raise SchemaError(
             f"job.{part}: none of the first {rows.num_rows} rows can be used. Look at them with "
@@ -351,6 +354,15 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
     share = {name: float(values.mean()) for name, values in batch.labels.items()}
     labels = ", ".join(f"mean of {name} {mean:.3g}" for name, mean in share.items())
     return f"{batch.num_samples} of the first {rows.num_rows} rows fit the schema; {labels}"
+
+
+def _segments(job: Job, part: str) -> list[SegmentColumn]:
+    """Return the columns by which callbacks divide the figures of a part."""
+    from hotbed.training.run import Callbacks
+
+    if part == "train":
+        return []
+    return Callbacks(job.make_callbacks(stream=part == "stream")).segments
 
 
 def _first_rows(source: Source, most: int, seconds: float) -> pa.Table:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hotbed.training.model import RecModel
     from hotbed.training.watching.baselines import Baselines
     from hotbed.training.watching.history import History
+    from hotbed.training.watching.segments import BySegment, SegmentTables
 
 # --- reading --------------------------------------------------------------------------------------
 
@@ -347,20 +348,29 @@ class Exported:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics of a model; those of baselines by name; and sentences on those that are better."""
+    """Metrics of a model; those of baselines by name; and sentences on those that are better.
+
+    `segments`: both by the values of columns, as `BySegment.figures`.
+    """
 
     metrics: Mapping[str, float]
     baselines: Mapping[str, Mapping[str, float]]
     findings: Sequence[str]
+    segments: SegmentTables
 
 
-def evaluate(job: Job) -> Evaluated:
+def evaluate(job: Job, by: BySegment | None = None) -> Evaluated:
     """Return the job's metrics of its newest model on its `valid`, and those of its baselines.
+
+    Args:
+        job: the job.
+        by: the columns by which figures are divided; None: those of the job's callbacks.
 
     Raises:
         ConfigError: the job has no `valid`, or says another model or schema than was trained.
     """
     from hotbed.training.watching.baselines import findings
+    from hotbed.training.watching.segments import segment_findings
 
     if job.valid is None:
         raise ConfigError(
@@ -370,11 +380,50 @@ def evaluate(job: Job) -> Evaluated:
     check_same(job, "evaluate")
     model = _restored(job)
     compared = [baselines.comparison() for baselines in _learned_baselines(job)]
-    metrics = model.evaluate(job.dataset(job.valid, model.schema), compared)
+    divided = [each.another_pass() for each in ([by] if by else _segments_of(job))]
+    metrics = model.evaluate(job.dataset(job.valid, model.schema), [*compared, *divided])
     figures: dict[str, dict[str, float]] = {}
     for comparison in compared:
         figures |= comparison.results()
-    return Evaluated(metrics, figures, findings(metrics, figures))
+    tables: SegmentTables = {}
+    for each in divided:
+        tables |= each.tables()
+    sentences = [*findings(metrics, figures), *segment_findings(tables)]
+    return Evaluated(metrics, figures, sentences, tables)
+
+
+def segments_by(columns: Sequence[str]) -> BySegment:
+    """Return what divides figures by columns such as `country` and `age=18,30,50`.
+
+    Raises:
+        ConfigError: a bound is not a number.
+    """
+    from hotbed.training.watching.segments import BySegment
+
+    bounds: dict[str, list[float]] = {}
+    for text in columns:
+        column, separator, numbers = text.partition("=")
+        if separator:
+            try:
+                bounds[column] = [float(number) for number in numbers.split(",")]
+            except ValueError:
+                raise ConfigError(
+                    f"--by: bounds are numbers between commas, got {text!r}. Give such as "
+                    f"{column}=18,30,50."
+                ) from None
+    return BySegment([text.partition("=")[0] for text in columns], bounds)
+
+
+def _segments_of(job: Job) -> list[BySegment]:
+    """Return the callbacks of a job that divide figures: those of training, else of its stream."""
+    from hotbed.training.watching.segments import BySegment
+
+    for stream in (False, True):
+        callbacks = job.make_callbacks(stream=stream)
+        dividing = [callback for callback in callbacks if isinstance(callback, BySegment)]
+        if dividing:
+            return dividing
+    return []
 
 
 def _learned_baselines(job: Job) -> list[Baselines]:

@@ -22,6 +22,7 @@ metric that needs bounded memory on an endless stream.
     regression.py      metrics of predicted amounts: squared, absolute and relative errors
     reliability.py     how predicted probabilities compare with what happened
     score_counts.py    weights of negatives and positives by score
+    segments.py        figures of the samples of each country, each device, and so on
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def check_validation(data: Any, valid: Any) -> None:
     except DataError:  # reading raises it, too
         return
     try:
-        require_columns(valid.schema.raw_columns(), present)
+        require_columns(valid.encoder.raw_columns(), present)
         if isinstance(data, Dataset) and not data.endless:
             learned = data.schema.with_types(*data.raw_types())
             check_types(learned, valid.schema, *valid.raw_types())

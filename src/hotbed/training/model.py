@@ -648,6 +648,7 @@ class RecModel:
             self._check_measurable("valid")
         datasets = [callback.data for callback in callbacks if isinstance(callback, Validate)]
         for data in (goal.valid, *datasets):
+            _read_segments(data, Callbacks(callbacks))
             check_validation(goal.dataset, data)
         if progress and speaks():
             callbacks = [*callbacks, ProgressBar()]
@@ -670,6 +671,8 @@ class RecModel:
         _log_frozen_lookups(self.network)
         # clocks and signals may stop a stream on one rank
         agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
+        if observer is not None:
+            _read_segments(goal.dataset, callbacks)
         grains = own_grains(goal, callbacks, observer, self.learner)
         goal = replace(goal, agrees=agrees, own=grains)
         run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
@@ -721,6 +724,7 @@ class RecModel:
         if isinstance(data, Dataset):
             data = data.undivided()  # metrics and predictions are in the order of the rows
         run = Run(self, Goal(data), Callbacks(listed(callbacks)), observer)
+        _read_segments(data, run.callbacks)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
@@ -793,6 +797,12 @@ def _log_frozen_lookups(network: nn.Module) -> None:
             "call network.train() before training unless that is meant",
             ", ".join(names),
         )
+
+
+def _read_segments(data: Any, callbacks: Callbacks) -> None:
+    """Let a Dataset read the columns by which callbacks divide figures."""
+    if isinstance(data, Dataset):
+        data.encoder.read_segments(callbacks.segments)
 
 
 def _num_batches(data: Any, *, of_stream: bool = False) -> int | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from hotbed.config import did_you_mean, kind_of
 from hotbed.connectors import Journal, Position
 from hotbed.connectors.read_plan import NO_WISHES, JoinWishes
+from hotbed.data.columns import SegmentColumn
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
@@ -432,6 +433,11 @@ class Callbacks:
         One of another package does if it reads `run.example`.
         """
         return any(map(_reads_features, self.all))
+
+    @property
+    def segments(self) -> list[SegmentColumn]:
+        """The raw columns by whose values a callback divides figures."""
+        return [each for callback in self.all for each in getattr(callback, "segments", ())]
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether a callback reads or changes tables between this step and the next one."""

@@ -178,6 +178,7 @@ def test_windows_of_a_stream_compare_and_resume_to_the_same_figures(
             callbacks = [
                 hb.callbacks.Windows(samples=200),
                 hb.callbacks.Baselines(),
+                hb.callbacks.BySegment(["user", "t"], {"t": [100, 900]}),
                 hb.callbacks.Checkpoint(tmp_path / folder, every_steps=3, wait=True),
             ]
             history = model.online_train(dataset(1024), callbacks, max_steps=last, progress=False)
@@ -188,6 +189,8 @@ def test_windows_of_a_stream_compare_and_resume_to_the_same_figures(
     history, digest = run("one", [16])
     resumed, resumed_digest = run("parts", [5, 10, 16])
     assert resumed.baselines == history.baselines
+    assert repr(resumed.segments) == repr(history.segments)  # nan is not equal to itself
+    assert set(history.segments["t"][0].figures) == {"model", *history.baselines}
     assert set(history.compared) == {"constant", "linear", POPULARITY}
     for name, windows in history.compared.items():
         assert [window.values for window in windows] == [w.values for w in resumed.compared[name]]
@@ -208,11 +211,12 @@ def test_a_fit_that_resumes_has_the_figures_of_an_unbroken_one(
         for last in ends:
             model = hb.RecModel(network(), "bce", "adam", ["auc", "log_loss"])
             saves = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=50, wait=True)
-            callbacks = [hb.callbacks.Baselines(), saves]
+            callbacks = [hb.callbacks.Baselines(), hb.callbacks.BySegment("t", {"t": [180]}), saves]
             history = model.fit(
                 dataset(512), dataset(128, 1), 2, callbacks, max_steps=last, progress=False
             )
-        figures.append((history.baselines, history.new_ids, history.findings))
+        assert len(history.segments["valid.t"]) == 2
+        figures.append((history.baselines, history.new_ids, history.findings, history.segments))
     assert figures[0] == figures[1]
 
 

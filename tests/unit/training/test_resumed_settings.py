@@ -1423,6 +1423,7 @@ def tables() -> str:
 
 WITHOUT_ROWS = {
     "Baselines": "shows, beside a model that it does not change",
+    "BySegment": "shows, beside a model that it does not change",
     "Memory": "its rows are its only argument",
     "Parquet": "its files are its only argument",
     "RequestLog": "reads as `Follow`, `Parquet` or `Kafka`, whose settings have rows",

@@ -28,6 +28,7 @@ from hotbed.training.watching.baselines import Baselines
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus
+from hotbed.training.watching.segments import BySegment
 from hotbed.training.watching.tensorboard import TensorBoard
 from hotbed.training.watching.windows import Windows
 
@@ -43,6 +44,7 @@ __all__ = [
     "ProgressBar",
     "Prometheus",
     "ReducePlateau",
+    "BySegment",
     "TensorBoard",
     "Validate",
     "Windows",

@@ -16,6 +16,7 @@ from hotbed.metrics import smaller_is_better
 from hotbed.training.run import Run, passed
 from hotbed.training.watching.baselines import Baselines
 from hotbed.training.watching.history import ReliabilityWatch
+from hotbed.training.watching.segments import BySegment
 
 log = logging.getLogger("hotbed")
 VALID = "valid."
@@ -76,7 +77,11 @@ class Validate:
             data = run.goal.valid
         assert data is not None
         compared = {baselines: baselines.comparison() for baselines in run.callbacks.of(Baselines)}
-        results = run.model.evaluate(data, [curves, *compared.values()])
+        divided = {segments: segments.another_pass() for segments in run.callbacks.of(BySegment)}
+        watching = [curves, *compared.values(), *divided.values()]
+        results = run.model.evaluate(data, watching)
+        for segments, validation in divided.items():
+            segments.record(validation, run, VALID)
         for baselines, comparison in compared.items():
             baselines.record(comparison, run, VALID)
         run.reliability = curves.curves

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from hotbed.data.batch import Batch
+from hotbed.data.columns import SegmentColumn
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.metrics import bounded
@@ -250,6 +251,11 @@ class Scorer:
         See `hb.metrics.bounded`.
         """
         return self.again(_bounded(self.metrics))
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The metrics with what they were fed, by name; empty before the first batch."""
+        return {name: metric for name, _, metric in self._fed}
 
     def results(self) -> dict[str, float]:
         """Return the value of each metric, and the mean loss where one is computed.
@@ -531,7 +537,23 @@ def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
     name = getattr(metric, "group", None)
     if isinstance(name, str):
         extras["group"] = _groups(name, example)
+    segment = getattr(metric, "segment", None)
+    if segment is not None:
+        extras["group"] = _segments(segment, example)
     return extras
+
+
+def _segments(segment: SegmentColumn, example: Example) -> Any:
+    """Return the value of each sample, whether its features are read here or on another rank."""
+    batch = example.batch
+    if batch is not None and batch.whole is not None:
+        batch = batch.whole
+    if batch is None or segment not in batch.segments:
+        kind = "tuples" if batch is None else "batches without it"
+        raise ConfigError(
+            f"BySegment: the rows have no column {segment.column!r}, got {kind}. Give a hb.Dataset."
+        )
+    return batch.segments[segment]
 
 
 def _groups(name: str, example: Example) -> Any:

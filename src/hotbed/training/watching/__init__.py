@@ -11,7 +11,9 @@ shown_scores.py   ShownScores: of impressions when they were shown, until their 
 report.py         the training report: one HTML file that opens without a network or a library
 report_charts.py  choose what the report draws of epochs and of streams
 report_runs.py    choose what the report draws of several runs
+report_segments.py  what the report shows of segments
 report_tables.py  choose what the report draws of tables and of their disk
+segments.py       BySegment: figures by the values of columns, such as the country
 served.py         Served: how a server answered while it followed a training
 tensorboard.py    TensorBoard: event files of a run
 window_log.py     where a stream is cut into windows, and a log of windows in bounded memory

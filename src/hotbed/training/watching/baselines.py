@@ -67,6 +67,7 @@ class Baselines:
         self._models: dict[str | None, SimpleModels] = {}
         self._saved: Mapping[str, Any] = {}
         self._inputs: tuple[Example, SampleFeatures] | None = None
+        self._predicted: tuple[Example, dict[str, Any]] | None = None  # by what is learned so far
         self._progressive = Comparison(self)
         self.figures: Figures = {}
         self._new_ids: dict[int, Figures] = {}  # by step of the validation
@@ -91,6 +92,7 @@ class Baselines:
 
     def on_epoch_end(self, run: Run) -> None:
         self._inputs = None
+        self._predicted = None
         self.record(self._progressive, run)
 
     def comparison(self) -> Comparison:
@@ -138,7 +140,15 @@ class Baselines:
         return unseen
 
     def predictions(self, example: Example, criterion: Criterion) -> dict[str, Any]:
-        """Return the predictions of each baseline: [n], or of several labels a dict of these."""
+        """Return the predictions of each baseline: [n], or of several labels a dict of these.
+
+        Metrics, windows and segments ask for those of the same example: they are made once.
+        """
+        if self._predicted is None or self._predicted[0] is not example:
+            self._predicted = (example, self._predict(example, criterion))
+        return self._predicted[1]
+
+    def _predict(self, example: Example, criterion: Criterion) -> dict[str, Any]:
         inputs = self._inputs_of(example)
         names = [CONSTANT]
         if example.batch is not None and example.structure is None:
@@ -166,6 +176,7 @@ class Baselines:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+        self._predicted = None
         state = state.get("wall_beside", state)  # states of earlier builds had no such key
         self._models = {}
         self._saved = state["models"]
@@ -179,6 +190,7 @@ class Baselines:
         self._progressive.load_state(state["progressive"])
 
     def _learn(self, example: Example, criterion: Criterion) -> None:
+        self._predicted = None
         inputs = self._inputs_of(example)
         weights = np.ones(example.num_samples)
         if example.weight is not None:
@@ -242,7 +254,7 @@ class Comparison:
     """Feeds the metrics of a model with the predictions of baselines, in one pass over data."""
 
     def __init__(self, baselines: Baselines) -> None:
-        self._baselines = baselines
+        self.baselines = baselines
         self._scorer: Scorer | None = None  # of the model
         self._scorers: dict[str, Scorer] = {}
         self._saved: Mapping[str, Any] = {}
@@ -267,7 +279,7 @@ class Comparison:
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take a batch that the model has scored."""
         assert self._scorer is not None
-        for name, scores in scores_of(self._baselines, self._scorer, outputs, example).items():
+        for name, scores in scores_of(self.baselines, self._scorer, outputs, example).items():
             if name not in self._scorers:
                 self._scorers[name] = scorer_beside(self._scorer, name, learns=self._learns)
                 if name in self._saved:
@@ -275,7 +287,7 @@ class Comparison:
             self._scorers[name].feed(scores, example)
         _, prediction, labels = outputs
         if self._scorer.gives_probabilities and not self._learns and np.ndim(prediction) == 1:
-            unseen = self._baselines.unseen(example)
+            unseen = self.baselines.unseen(example)
             self._new_ids.update(prediction, labels, host(example.weight), unseen)
 
     def new_ids(self) -> Figures:

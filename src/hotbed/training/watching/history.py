@@ -19,6 +19,7 @@ from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.scorer import Progressive, scorer_of
 from hotbed.training.watching.baselines import Baselines, Figures, findings
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
+from hotbed.training.watching.segments import BySegment, SegmentTables, segment_findings
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows
 
@@ -114,6 +115,7 @@ class History:
             of the last moment.
         baselines: metrics of the callback `Baselines` at the end, by name of the baseline.
         new_ids: what `Baselines.new_ids` says of the state at the end.
+        segments: figures by the values of columns, as `BySegment.figures`, of the state at the end.
         windows: the windows of the callback `Windows`.
         compared: windows of its baseline by name; windows that you add are drawn with them.
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
@@ -133,6 +135,7 @@ class History:
         self.kept: Kept | None = None
         self.baselines: Figures = {}
         self.new_ids: Figures = {}
+        self.segments: SegmentTables = {}
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
@@ -165,8 +168,8 @@ class History:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences that say which baseline is better than the model; empty: none is."""
-        return findings(self.metrics, self.baselines)
+        """Sentences that say which baseline is better than the model, and where; empty: none is."""
+        return [*findings(self.metrics, self.baselines), *segment_findings(self.segments)]
 
     @property
     def epoch_loss(self) -> float | None:
@@ -251,6 +254,8 @@ class History:
         for baselines in run.callbacks.of(Baselines):
             self.baselines = {name: dict(values) for name, values in baselines.figures.items()}
             self.new_ids = baselines.new_ids(self.kept)
+        for segments in run.callbacks.of(BySegment):
+            self.segments |= segments.figures_at(self.kept)
         if self.kept is not None and run.error is None:
             self._tables_at_end = run.learner.summed([statistics(run)])[0]
         if self.learned is not None:  # a state that came back has learned fewer samples

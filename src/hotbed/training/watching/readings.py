@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
 from hotbed.training.run_state import held_rows
+from hotbed.training.watching.segments import MODEL, BySegment, SegmentTables
 from hotbed.training.writes import Writes
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
@@ -123,6 +125,8 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
     for name, value in observations(run).items():
         values.append(Reading(name, value, total=name in TOTALS))
     values += _join_readings(run)
+    for segments in run.callbacks.of(BySegment):
+        values += _segment_readings(segments.recent)
     for checkpoint in run.callbacks.of(Checkpoint):
         values += _write_readings("save", checkpoint.saves, run.step)
         if checkpoint.publications is not None:
@@ -145,6 +149,19 @@ def _join_readings(run: Run) -> list[Reading]:
             if newest > EARLIEST:
                 labels = {"input": str(number), "partition": partition}
                 values.append(Reading("join_newest_seconds", newest / 1e6, labels))
+    return values
+
+
+def _segment_readings(tables: SegmentTables) -> list[Reading]:
+    """Return the rows of each value of a column, and the metrics of the model there."""
+    values = []
+    for column, rows in tables.items():
+        for row in rows:
+            labels = {"segment": column, "value": row.value}
+            values.append(Reading("segment_rows", row.rows, labels))
+            for name, value in row.figures.get(MODEL, {}).items():
+                if math.isfinite(value):
+                    values.append(Reading("segment_metric", value, {**labels, "metric": name}))
     return values
 
 

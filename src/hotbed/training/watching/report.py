@@ -19,7 +19,8 @@ from hotbed.persist.container.store import write_text
 from hotbed.pictures.charts import Chart, figure, number_text
 from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
 from hotbed.training.columns import Tables
-from hotbed.training.watching import report_charts, report_runs, report_tables
+from hotbed.training.watching import report_charts, report_runs, report_segments, report_tables
+from hotbed.training.watching.baselines import findings
 from hotbed.training.watching.history import History
 from hotbed.training.watching.served import Answer, Served
 
@@ -89,6 +90,7 @@ def write_report(
     """
     sections = [
         _baselines(histories),
+        report_segments.segments(histories),
         *_chart_sections(histories),
         _MORE_SECTIONS,
         _epochs(histories),
@@ -228,7 +230,7 @@ def _baselines(histories: Mapping[str, History]) -> str:
         for title, values in {"the model": history.metrics, **history.baselines}.items():
             rows.append([title, *(number_text(values.get(key, "")) for key in keys)])
         head = ["", *(report_charts.metric_text(key.removeprefix("valid.")) for key in keys)]
-        text = " ".join([*history.findings, BASELINES_TEXT])
+        text = " ".join([*findings(history.metrics, history.baselines), BASELINES_TEXT])
         if keys:
             blocks.append(section(f"Beside simple models, {name}", grid(head, rows), text))
         head = ["column", "rows with a new id, %", "AUC, known ids", "AUC, new ids"]

@@ -84,7 +84,8 @@ class TensorBoard:
 def _tag(reading: Reading) -> str:
     """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds.
 
-    The disk of a folder has disk/read_bytes and the folder behind it.
+    The metrics of a segment have segments/country/DE/auc. The disk of a folder has
+    disk/read_bytes and the folder behind it.
     """
     labels = reading.labels
     if reading.name == "metric":
@@ -92,6 +93,9 @@ def _tag(reading: Reading) -> str:
     if "table" in labels:
         table, *reason = labels.values()
         return "/".join(["tables", table, reading.name.removeprefix("table_"), *reason])
+    if "segment" in labels:
+        column, *rest = labels.values()
+        return "/".join(["segments", column, *rest, *([] if len(rest) > 1 else ["rows"])])
     if "folder" in labels:
         return f"disk/{reading.name.removeprefix('disk_')}{labels['folder']}"
     name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
