@@ -27,8 +27,8 @@ import polars as pl
 
 import hotbed as hb
 from hotbed.job import run
-from hotbed.job.file import parse_value
 from hotbed.metrics import AUC, LogLoss
+from hotbed.yaml_files import parse_value
 
 MIND = ["impression", "user", "time", "clicked", "impressions"]
 ROUNDS = 500

@@ -61,6 +61,7 @@ BASE = {
     "memory_limit",
     "objects",
     "plugins",
+    "yaml_files",
 }
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 # The modules that a folder may import beside the ground floor, where few of the folders before it

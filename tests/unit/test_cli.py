@@ -30,12 +30,12 @@ from hotbed.cli import disk, doctor
 from hotbed.errors import ConfigError, NotWritten, SchemaError
 from hotbed.files import Lock
 from hotbed.job.draft import draft
-from hotbed.job.file import parse_value
 from hotbed.job.job import Job
 from hotbed.memory_limit import MemoryLimit
 from hotbed.persist.state import checkpoint
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare import Stage
+from hotbed.yaml_files import parse_value
 
 ROOT = Path(__file__).parents[2]
 

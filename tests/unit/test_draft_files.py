@@ -20,8 +20,8 @@ pytest.importorskip("torch", reason="torch absent")
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.job.draft import draft
-from hotbed.job.file import parse_value
 from hotbed.job.job import Job
+from hotbed.yaml_files import parse_value
 
 NUM_ROWS = 300
 

@@ -725,7 +725,7 @@ def _read(job_file: Path, assignments: list[str] | None) -> Job:
 
 
 def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:
-    from hotbed.job.file import parse_value
+    from hotbed.yaml_files import parse_value
 
     values: dict[str, Any] = {}
     for assignment in assignments or []:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import ConfigError
-from hotbed.job.file import read_mapping
 from hotbed.plugins import registered
+from hotbed.yaml_files import read_mapping
 
 GROUP = "hotbed.jobs"
 """The entry-point group in which packages register their dialects."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job files: YAML and JSON as people mean them, and values that are set by dotted path.
+"""Job files, and values that are set by dotted path.
 
 override(read_mapping("job.yaml"), {"tables.rule.lr": 0.1})
 """
@@ -7,8 +7,7 @@ override(read_mapping("job.yaml"), {"tables.rule.lr": 0.1})
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,99 +17,15 @@ from hotbed import plugins
 from hotbed.errors import ConfigError
 from hotbed.files import local_path, resolve
 from hotbed.persist.container.store import MANIFEST_FILE
+from hotbed.yaml_files import Loader, read_mapping
 
 T = TypeVar("T")
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads plain values as YAML 1.2 does: `1e-3` is a number, `no` and `2014-10-21` are strings.
-
-    A key that appears twice is an error.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                problem = f"the key {key!r} is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-# Name of a tag, the texts that have it, and the characters that these texts begin with.
-_PLAIN_VALUES = (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
-        list("-+.0123456789"),
-    ),
-    ("merge", r"<<", ["<"]),
-)
-_Loader.yaml_implicit_resolvers = {}  # without those of YAML 1.1
-for tag, pattern, first in _PLAIN_VALUES:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node)
-    if text.startswith("0x"):
-        return int(text, 16)
-    return int(text)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _number)
 
 
 def names_a_job(what: str) -> bool:
     """Return whether `what` is the path of a job file: not a folder, a URL or a manifest."""
     place = resolve(what)
     return isinstance(place, Path) and not place.is_dir() and place.name != MANIFEST_FILE
-
-
-def parse_value(text: str) -> Any:
-    """Return the value of `text` as YAML reads it: `3`, `1e-3`, `true`, `[a, b]`, `{kind: sgd}`.
-
-    Other text is a string.
-
-    Raises:
-        ConfigError: `text` cannot be parsed.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"--set: not a value ({_problem(error)}), got {text!r:.80}. Quote it if it is text."
-        ) from error
-
-
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a YAML or JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read or parsed; the message has the file and the line.
-    """
-    path = local_path(path, "job")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error}). Give the path of a YAML or JSON file."
-        ) from error
-    try:
-        mapping = _parsed(text, is_json=path.suffix == ".json")
-    except (yaml.YAMLError, json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: cannot be parsed ({_problem(error)}). Correct the file."
-        ) from error
-    if not isinstance(mapping, dict):
-        raise ConfigError(
-            f"{path}: not a job, got {type(mapping).__name__}. Write a mapping with the keys of a "
-            "job."
-        )
-    return mapping
 
 
 def read_values(
@@ -146,7 +61,7 @@ def _line_of(file: Path, steps: Sequence[str]) -> int | None:
     """Return the line of the key at a dotted path, or else of the deepest one above it."""
     line = None
     try:
-        node = yaml.compose(file.read_text(encoding="utf-8"), _Loader)
+        node = yaml.compose(file.read_text(encoding="utf-8"), Loader)
     except yaml.YAMLError:  # JSON with tabs
         return None
     for step in steps:
@@ -173,22 +88,6 @@ def _value_at(spec: Any, steps: Sequence[str]) -> Any:
         else:
             break
     return spec
-
-
-def _parsed(text: str, *, is_json: bool) -> Any:
-    # JSON is YAML, but its own parser gives better messages and accepts tabs
-    if is_json:
-        return json.loads(text)
-    return yaml.load(text, _Loader)
-
-
-def _problem(error: Exception) -> str:
-    """Return what a parser complains about, with the line."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return str(error)
 
 
 def override(spec: Mapping[str, Any], assignments: Mapping[str, object]) -> dict[str, Any]:

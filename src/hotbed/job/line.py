@@ -10,7 +10,7 @@ from typing import Literal
 
 import polars as pl
 
-from hotbed.job.file import parse_value
+from hotbed.yaml_files import parse_value
 
 _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 

@@ -22,7 +22,7 @@ from hotbed.job.dialect import Dialect, dialect_of, drafted
 from hotbed.job.draft import Sample, draft, source_of
 from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
-from hotbed.job.file import parse_value, read_values
+from hotbed.job.file import read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
@@ -31,6 +31,7 @@ from hotbed.persist.container.format import read_newest
 from hotbed.persist.container.store import new_file, write_text
 from hotbed.persist.upkeep.inspect import join_facts
 from hotbed.persist.upkeep.rollback import open_state
+from hotbed.yaml_files import parse_value
 
 if TYPE_CHECKING:
     from hotbed.persist.container.format import Reader, Saved

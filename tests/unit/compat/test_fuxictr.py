@@ -17,9 +17,9 @@ from hotbed.cli.commands import app
 from hotbed.compat.fuxictr.job import MODELS, dialect, draft
 from hotbed.errors import ConfigError
 from hotbed.job import dialect as dialects
-from hotbed.job.file import parse_value
 from hotbed.job.job import Job
 from hotbed.job.run import train
+from hotbed.yaml_files import parse_value
 
 BASE: dict[str, Any] = {
     "model_root": "./checkpoints/",

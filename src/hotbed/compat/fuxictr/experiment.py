@@ -9,7 +9,7 @@ from typing import Any
 
 from hotbed import config
 from hotbed.errors import ConfigError
-from hotbed.job.file import read_mapping
+from hotbed.yaml_files import read_mapping
 
 DATASETS = "dataset_config.yaml"
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from hotbed.compat.hugectr.job import read_training, train_file
 from hotbed.compat.hugectr.model import Model
 from hotbed.errors import HotbedError
-from hotbed.job.file import read_mapping
+from hotbed.yaml_files import read_mapping
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -31,8 +31,8 @@ from hotbed.compat.hugectr.model import Model
 from hotbed.compat.hugectr.model.console import show
 from hotbed.compat.hugectr.rehearsal import Reading, Rehearsal
 from hotbed.errors import HotbedError
-from hotbed.job.file import read_mapping
 from hotbed.training.watching.history import History
+from hotbed.yaml_files import read_mapping
 
 
 class RehearsedModel(Model):

@@ -11,7 +11,7 @@ from typing import Any
 
 from hotbed.errors import ConfigError
 from hotbed.files import writing
-from hotbed.job.file import read_mapping
+from hotbed.yaml_files import read_mapping
 
 __all__ = ["adapt_json"]
 
