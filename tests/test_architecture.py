@@ -139,6 +139,8 @@ ALLOWED: dict[str, str] = {
     "accepts are one keyword each",
     "cli/commands.py:init": "what a user says of a data file is one option each",
     "cli/commands.py:plan": "what a user says of the machines is one option each",
+    "cli/commands.py:serve": "what a user says of the server is one option each",
+    "cli/commands.py:route": "what a user says of the rule is one option each",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
     "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which "
     "step, and what watches it",

@@ -11,7 +11,7 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -423,6 +423,10 @@ def serve(
         ),
     ],
     watch: Watch = None,
+    routes: Annotated[
+        Path | None,
+        typer.Option(help="A file that says which versions answer; see docs/routing.md."),
+    ] = None,
     host: Host = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(help="The port of REST, metrics and the page; 0: a free one.")
@@ -446,7 +450,66 @@ def serve(
         "token_file": None if token_file is None else str(token_file),
     }
     settings |= _assigned(assignments, "serve")
-    serve_models(models, watch or (), settings)
+    serve_models(models, watch or (), settings, None if routes is None else str(routes))
+
+
+@app.command()
+def route(
+    model: Annotated[str | None, typer.Argument(help="The name of a model.")] = None,
+    routes: Annotated[Path, typer.Option(help="The file of rules that servers were given.")] = Path(
+        "routes.yaml"
+    ),
+    stable: Annotated[
+        str | None, typer.Option(metavar="VERSION|newest", help="Which version answers.")
+    ] = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION=SHARE|none", help="Another version for some users: 4310=5%."),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="The column of the context that names the user.")
+    ] = None,
+    salt: Annotated[
+        str | None, typer.Option(help="Text that decides which users the canary answers.")
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION|newest|none", help="A version that is only compared."),
+    ] = None,
+    show: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Compare replicas; may be repeated. Changes nothing."),
+    ] = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Change which versions of a model answer, or compare replicas. See docs/routing.md.
+
+    The file gets the next revision; servers read it within a second. With --show, the exit code is
+    1 if replicas differ or have a problem.
+    """
+    from hotbed.cli import show as tables
+    from hotbed.serving.main import compare_replicas
+
+    if show:
+        rows, are_alike = compare_replicas(show, None if token_file is None else str(token_file))
+        tables.print_replicas(rows)
+        if not are_alike:
+            raise typer.Exit(1)
+        return
+    if model is None:
+        raise ConfigError(
+            "route: expected a model, got none. Write hotbed route MODEL --stable 4213."
+        )
+    changes = {"stable": stable, "canary": canary, "by": by, "salt": salt, "shadow": shadow}
+    _change_rule(model, routes, changes)
+
+
+def _change_rule(model: str, routes: Path, changes: Mapping[str, str | None]) -> None:
+    from hotbed.cli import show
+    from hotbed.serving.main import change_routes
+
+    revision, rule = change_routes(routes, model, changes)
+    show.print_rule(str(routes), revision, model, rule)
 
 
 @app.command(name="parameter-server")
@@ -521,11 +584,28 @@ def verify(checkpoint: Checkpoint) -> None:
 
 @app.command()
 def rollback(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A local folder of states.")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH|MODEL", help="A local folder of states, or a served model."),
+    ],
     state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
+    to: Annotated[
+        int | None, typer.Option(help="The version that all users of a served model get.")
+    ] = None,
+    routes: Annotated[
+        Path, typer.Option(help="The file of rules that the servers of the model were given.")
+    ] = Path("routes.yaml"),
 ) -> None:
-    """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
+    """Return to an earlier state of a stream, or with --to to an earlier version of a served model.
+
+    A stream's newer states are moved aside: see docs/persist.md. A model is pinned to the version,
+    and its canary ends, while its trainer continues: see docs/routing.md.
+    """
     from hotbed.cli import checkpoints
+
+    if to is not None:
+        _change_rule(path, routes, {"stable": str(to), "canary": "none"})
+        return
     from hotbed.job.ranks import from_first
     from hotbed.persist.upkeep.rollback import roll_back
 

@@ -34,6 +34,7 @@ from hotbed.prepare import Stage, Workflow
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.serving.request_log.rescoring import Rescored
+    from hotbed.serving.routes.editing import ReplicaRoute
     from hotbed.training.columns import Tables
     from hotbed.training.watching.history import History
     from hotbed.training.watching.segments import SegmentRow, SegmentTables
@@ -341,6 +342,24 @@ def print_rescored(versions: Sequence[Rescored]) -> None:
         name = f"{each.version} ({each.digest[:12]})"
         grid.add_row(name, *counts, f"{each.largest:.3g}", *means)
     console.print(grid)
+
+
+def print_rule(file: str, revision: int, model: str, rule: Mapping[str, Any]) -> None:
+    """Print the rule of a model that was written into a file."""
+    console.print(f"{file}: revision {revision}, model {model}:")
+    console.print(yaml.safe_dump(dict(rule) or {"stable": {"follow": True}}).strip(), markup=False)
+
+
+def print_replicas(rows: Sequence[ReplicaRoute]) -> None:
+    """Print by which rule each replica answers."""
+    grid = Grid("replica", "model", "revision", "stable", "canary", "shadow")
+    for row in rows:
+        cells = (row.url, row.model, row.revision, row.stable, row.canary, row.shadow)
+        grid.add_row(*["" if cell is None else escape(str(cell)) for cell in cells])
+    console.print(grid)
+    for row in rows:
+        if row.problem:
+            console.print(f"{row.url}: {row.problem}", markup=False)
 
 
 def print_export(exported: Exported) -> None:

@@ -18,6 +18,7 @@ trace_context.py     the trace of a request, and how it is passed on to other se
 trained_types.py     columns of requests in the types that they had in training
 protocol/            The Open Inference Protocol without a network
 request_log/         the log of requests and their scores
+routes/              which version answers which request
 server/              the server: requests over REST and gRPC, batched, scored and watched
 stores/              stores of versions of models and their rows
 workers/             a server of several processes

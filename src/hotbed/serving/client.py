@@ -94,6 +94,7 @@ class Client:
         columns: Mapping[str, Any],
         context: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        version: int | None = None,
     ) -> Any:
         """Return predictions of n candidates by the version that is served now.
 
@@ -103,6 +104,8 @@ class Client:
             context: as for `InferenceSession.predict`.
             headers: further headers, such as `x-request-id`. The trace of OpenTelemetry's current
                 span is sent as `traceparent` by itself.
+            version: of the versions that the server has loaded, the one that scores; None = as its
+                rule says.
 
         Returns:
             What `InferenceSession.predict` returns.
@@ -113,7 +116,7 @@ class Client:
                 for a missing or a wrong token.
             ServingError: the server does not answer.
         """
-        scores = self.ask(model, columns, context, headers)
+        scores = self.ask(model, columns, context, headers, version)
         outputs = dict(scores.outputs)
         if len(outputs) == 1:
             return next(iter(outputs.values()))
@@ -125,11 +128,12 @@ class Client:
         columns: Mapping[str, Any],
         context: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        version: int | None = None,
     ) -> Scores:
         """Return predictions by output, the version that gave them, and the number of late rows.
 
         Arguments and errors are those of `predict`. `late` counts the rows that did not reach the
-        server in time.
+        server in time. `route` says why this version answered, where a rule of the server does.
         """
         check_columns(columns)
         check_context(context)
@@ -144,7 +148,8 @@ class Client:
             "Content-Type": "application/octet-stream",
         }
         all_headers = {**trace_headers(), **(headers or {}), **own_headers}
-        path = f"/v2/models/{quote(model, safe='')}/infer"
+        versioned = "" if version is None else f"/versions/{version}"
+        path = f"/v2/models/{quote(model, safe='')}{versioned}/infer"
         body, head_bytes = self._send("POST", path, b"".join(parts), all_headers)
         return _scores(body, head_bytes)
 
@@ -153,6 +158,12 @@ class Client:
         body, _ = self._send("POST", "/v2/repository/index", b"", {})
         models: list[dict[str, str]] = json.loads(body)
         return models
+
+    def status(self) -> dict[str, Any]:
+        """Return what the server reports of its models, with the rule of each: GET /status."""
+        body, _ = self._send("GET", "/status", b"", {})
+        status: dict[str, Any] = json.loads(body)
+        return status
 
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -208,7 +219,7 @@ def _scores(body: bytes, head_bytes: int) -> Scores:
         start = end
     parameters = head.get("parameters", {})
     late = int(parameters.get("late_rows", 0))
-    return Scores(int(head["model_version"]), outputs, late)
+    return Scores(int(head["model_version"]), outputs, late, parameters.get("route", ""))
 
 
 def _reason(status: int, data: bytes) -> Exception:

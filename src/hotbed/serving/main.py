@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hotbed import config
 from hotbed.connectors.request_log import RequestLog
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.files import Where
 from hotbed.logs import log_lines, write_logs_aside
 from hotbed.persist.publish import Follower
+from hotbed.serving.routes.changing import WATCH_SECONDS, RoutedProcesses, RouteWatcher
+from hotbed.serving.routes.editing import ReplicaRoute, change_routes, differ, replica_routes
+from hotbed.serving.routes.leases import Leases
 from hotbed.serving.server.options import (
     NO_LOGS,
     LogOptions,
@@ -25,11 +29,20 @@ from hotbed.serving.server.options import (
     ServerLimits,
 )
 from hotbed.serving.server.scoring.models import Models, check_model_name
-from hotbed.serving.stores.following import Following, KeepsOn, collecting, open_follower
+from hotbed.serving.server.tokens import read_tokens
+from hotbed.serving.stores.following import Following, KeepsOn, collecting, is_topic, open_follower
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.stores.verifying import is_served, verify_served
 
-__all__ = ["is_served", "rescore_log", "serve_models", "serve_rows", "verify_served"]
+__all__ = [
+    "change_routes",
+    "compare_replicas",
+    "is_served",
+    "rescore_log",
+    "serve_models",
+    "serve_rows",
+    "verify_served",
+]
 if TYPE_CHECKING:
     from hotbed.serving.request_log.rescoring import Rescored
 
@@ -38,19 +51,25 @@ _SETTINGS = (Options, ServerLimits, RemoteOptions, LogOptions)
 Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions, LogOptions)
 
 
-def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+def serve_models(
+    sources: Sequence[str],
+    watch: Sequence[str],
+    settings: Mapping[str, Any],
+    routes: str | None = None,
+) -> None:
     """Serve exported models until SIGTERM; the command `hotbed serve`.
 
     Args:
         sources: the models, each `[NAME=]PATH`.
         watch: what models follow, each `[NAME=]SOURCE`.
         settings: keys of `Options`, `ServerLimits`, `RemoteOptions` and `LogOptions`.
+        routes: the file of rules; None = each model follows its newest version.
 
     Raises:
         ConfigError: a source or a setting is wrong.
     """
     from hotbed.serving.server.server import Server
-    from hotbed.serving.workers.pool import WorkerPool
+    from hotbed.serving.workers.pool import PoolRules, WorkerPool
 
     options, limits, remote, logs = _build_settings(settings)
     log_lines("json")
@@ -67,15 +86,26 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
         lambda name: models.add(name, by_name[name], is_followed=(name, by_name[name]) in followed),
     )
     server: Server | WorkerPool
+    rules: RoutedProcesses
     if options.workers == 1:
         server = Server(models, options)  # listens from here on
+        rules = models.rules
     else:
         options = replace(options, rows=str(store.folder))
         server = WorkerPool(models, by_name, options, limits, remote, logs)
+        rules = PoolRules(models.rules, server)
     models.check_kept(options.check_seconds)
     write_logs_aside()
-    with _following(followed, models.follow):
+    with _following(followed, models.follow) as cache:
+        watching = Following(lambda _, error: log.error("%s", error))
+        if routes is not None:
+            published = {name: [source] for name, source in followed if not is_topic(source)}
+            leases = Leases(str(store.folder), published)
+            watcher = RouteWatcher(routes, _places(by_name, followed, cache), rules, leases)
+            watcher.start()
+            watching.repeat(routes, watcher.step, WATCH_SECONDS, at_once=False)
         server.run()
+        watching.close()
 
 
 def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -139,6 +169,19 @@ def rescore_log(log: str, model: str) -> tuple[list[Rescored], bool]:
     return versions, not any(each.different for each in versions if each.digest == digest)
 
 
+def compare_replicas(
+    urls: Sequence[str], token_file: str | None
+) -> tuple[list[ReplicaRoute], bool]:
+    """Ask replicas by which rules they answer; `hotbed route --show`.
+
+    Returns:
+        A row for each model of each replica, and whether all answer alike.
+    """
+    token = None if token_file is None else read_tokens(token_file)[0]
+    rows = replica_routes(urls, token)
+    return rows, not differ(rows)
+
+
 def _load_each(names: Iterable[str], load: Callable[[str], None]) -> None:
     """Load each model. One that cannot be loaded stops the others only if all of them fail."""
     names = list(names)
@@ -183,13 +226,29 @@ def _build(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
 @contextmanager
 def _following(
     followed: Sequence[tuple[str, str]], follow: Callable[[str, Callable[[], Follower]], None]
-) -> Iterator[None]:
-    """Call `follow` with each followed model and what opens its source."""
+) -> Iterator[Path]:
+    """Call `follow` with each followed model and what opens its source.
+
+    Yield the folder in which the messages of topics are collected, by the number of the source.
+    """
     with collecting(source for _, source in followed) as cache:
         for number, (name, source) in enumerate(followed):
             folder = cache / str(number)
             follow(name, partial(open_follower, source, folder))
-        yield
+        yield cache
+
+
+def _places(
+    by_name: Mapping[str, str], followed: Sequence[tuple[str, str]], cache: Path
+) -> dict[str, list[Where]]:
+    """Return where the versions of each model lie that this process loads."""
+    places: dict[str, list[Where]] = {name: [] for name in by_name if not is_remote(by_name[name])}
+    for number, (name, source) in enumerate(followed):
+        places[name].append(cache / str(number) if is_topic(source) else source)
+    for name, sources in places.items():
+        if by_name[name] not in sources:
+            sources.append(by_name[name])
+    return places
 
 
 def models_of(sources: Sequence[str]) -> dict[str, str]:

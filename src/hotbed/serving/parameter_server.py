@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import ConfigError, FormatError, StoreError
+from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
 from hotbed.files import SharedLock, Where, local_path
 from hotbed.frozen import IdArray, RowArray, RowDtype
 from hotbed.memory import return_free_memory
 from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.serving.stores.base import RowStore
+from hotbed.serving.stores.held import HeldVersions
 from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of
 from hotbed.serving.stores.opening import open_row_store
@@ -40,6 +41,9 @@ class ParameterServer(RowStore):
             makes a temporary folder.
         dtype: type of the rows: float32, float16 or int8 (one scale a row).
 
+    Attributes:
+        held: the versions that rules name, beside the newest ones.
+
     Example:
         >>> server = hb.ParameterServer("rows")
         >>> server.load("ranker", "exported")
@@ -51,6 +55,7 @@ class ParameterServer(RowStore):
             self._temporary = TemporaryFolder(_TEMPORARY)
             folder = self._temporary.path
         self.folder = local_path(folder, "ParameterServer.folder")
+        self.held = HeldVersions(self.folder)
         self._dtype = dtype
         self._lock = threading.Lock()
         self._changing = dict[str, threading.RLock]()  # by model: one may wait for its source
@@ -128,14 +133,94 @@ class ParameterServer(RowStore):
                     make_newest(folder, newest.key)
             except BaseException:
                 if before is not None:  # the files of this attempt would fill the disk
-                    tidy(folder, list(self._versions[name]))
+                    self._tidy(name)
                 raise
             self._keep(newest)
             self._loaded.add(name)
             self._checked[name] = (newest.key, set())
-            tidy(folder, list(self._versions[name]))
+            self._tidy(name)
         return_free_memory()  # writing a version takes many times the memory that it keeps
         return newest
+
+    def obtain(
+        self,
+        name: str,
+        number: int,
+        sources: Sequence[Where],
+        accept: Callable[[MappedVersion], object],
+    ) -> MappedVersion:
+        """Return the version of this number, and hold it until the next rule is in force.
+
+        It is written if the folder does not hold it; the newest version stays the newest.
+
+        Args:
+            name: name of the model.
+            number: of the version.
+            sources: where its state may lie.
+            accept: called with a version that was written. If it raises, so does this.
+
+        Raises:
+            PersistError: no source has the version; the message lists those that there are.
+            ConfigError: the state is one of another model.
+            FormatError: a file of the source is bad.
+        """
+        version = self._known(name, number)
+        if version is None:
+            with self._change(name), self._writing(name):
+                try:
+                    version = self._known(name, number)
+                    if version is None:
+                        version = self._write(name, self._find(name, number, sources))
+                        accept(version)
+                    self.held.claim(name, version)
+                    self._tidy(name)
+                except BaseException:
+                    self._tidy(name)
+                    raise
+            return_free_memory()
+        return version
+
+    def _known(self, name: str, number: int) -> MappedVersion | None:
+        """Return the version of this number that the folder holds, claimed; None for none."""
+        newest = self.find(name)
+        newest_first = [] if newest is None else [newest]
+        for version in (*newest_first, *self._versions.get(name, ())[::-1], *self.held.whole(name)):
+            if version.version == number:
+                self.held.claim(name, version)  # from here on no load removes its files
+                if all((version.folder / file).exists() for file in version.files()):
+                    return version
+        return None
+
+    def _find(self, name: str, number: int, sources: Sequence[Where]) -> Reader:
+        """Return the state of this number at the first source that has it."""
+        reasons = []
+        for source in sources:
+            try:
+                return open_checkpoint(source, number)
+            except PersistError as error:
+                reasons.append(str(error))
+        versions = (*self._versions.get(name, ()), *self.held.whole(name))
+        numbers = ", ".join(map(str, sorted({version.version for version in versions})))
+        raise PersistError(
+            f"model {name!r}: there is no version {number}, got {numbers or 'none'} in the served "
+            f"folder. {' '.join(reasons)}"
+        )
+
+    def _write(self, name: str, reader: Reader) -> MappedVersion:
+        """Write a state as a version beside the newest one."""
+        folder = ModelFolder(self.folder, name)
+        newest = self.find(name)
+        origin = None if newest is None else newest.spec["origin"]
+        return folder.open(write_served(folder, reader, newest, self._dtype, origin))
+
+    def _tidy(self, name: str) -> None:
+        """Remove the files of versions that nothing needs."""
+        try:
+            versions = [*self._versions.get(name, ()), *self.held.all(name)]
+        except FormatError as error:  # its files could be mended
+            log.warning("%s", error)
+            return
+        tidy(ModelFolder(self.folder, name), versions)
 
     def check(self, name: str, is_wanted: Callable[[], bool] = lambda: True) -> set[str]:
         """Read all files of the newest version, and return the names of the damaged ones.

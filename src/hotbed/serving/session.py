@@ -51,11 +51,13 @@ class Scores:
         version: number of the version.
         outputs: predictions by output, float32 [n].
         late: how many rows read as without one because they did not arrive in time.
+        route: why a server chose this version; "" = no rule did.
     """
 
     version: int
     outputs: Mapping[str, RowArray]
     late: int = 0
+    route: str = ""
 
     @cached_property
     def nonfinite(self) -> int:

@@ -385,7 +385,7 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(
 ) -> None:
     running, columns = Running(exported), draw(20, 3)
     model, request = running.models.named("m"), infer(body(50))
-    held, expected = model.batcher._changed, session.predict(columns)
+    held, expected = model.queue()._changed, session.predict(columns)
     call = MESSAGES["ModelInferRequest"](model_name="m")
     call.inputs.add(name="price", datatype="FP32", shape=[1], contents={"fp32_contents": [1.0]})
     with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
@@ -400,7 +400,7 @@ def test_clients_that_leave_before_their_answer_cost_nobody_one(
         for _ in range(20):
             assert np.abs(client.predict("m", columns) - expected).max() < 1e-6
     with held:
-        assert model.batcher.waiting_rows == 0
+        assert model.queue().waiting_rows == 0
     running.close()
 
 

@@ -143,7 +143,7 @@ def without(columns: dict[str, Any], name: str) -> dict[str, Any]:
     "change, code, reason",
     [
         (lambda c: ("nobody", "", tensors(c)), "NOT_FOUND", "unknown"),
-        (lambda c: ("m", "99", tensors(c)), "NOT_FOUND", "version '99' is not served"),
+        (lambda c: ("m", "99", tensors(c)), "NOT_FOUND", "version '99' is not loaded, got "),
         (
             lambda c: ("m", "", tensors(without(c, "item"))),
             "INVALID_ARGUMENT",

@@ -90,7 +90,7 @@ def test_a_log_line_that_cannot_be_written_ends_no_thread_that_follows(
 def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
     error: Exception, running: Running, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher, columns = running.models.named("m").batcher, draw(5, 1)
+    batcher, columns = running.models.named("m").queue(), draw(5, 1)
     monkeypatch.setattr(batcher, "_on_loop", False)
     with hb.Client(f"http://{running.http}", timeout_seconds=5) as client:
         with monkeypatch.context() as broken:

@@ -316,15 +316,15 @@ def test_made_up_requests_get_a_reason_and_never_an_error_of_the_server(
 def test_too_many_waiting_requests_are_refused_not_queued(exported: Any) -> None:
     running = Running(exported, ServerLimits(queue_rows=4), grpc_port=None)
     model, client = running.models.named("m"), hb.Client(f"http://{running.http}")
-    held = model.batcher._changed
+    held = model.queue()._changed
     with held:  # nothing is taken from the queue meanwhile
-        model.batcher._rows = 4
+        model.queue()._rows = 4
     with pytest.raises(Overloaded, match="Try again later"):
         client.predict("m", draw(3, 1))
     status, headers, _ = ask(running.http, "POST", "/v2/models/m/infer", body())
     assert (status, headers["retry-after"]) == (429, "1")
     with held:
-        model.batcher._rows = 0
+        model.queue()._rows = 0
     assert client.predict("m", draw(3, 1)).shape == (3,)
     client.close()
     running.close()

@@ -59,6 +59,7 @@ from hotbed.persist.container.store import (
     CheckpointStore,
     LocalStore,
     NewestState,
+    aside_of,
     open_store,
     split,
 )
@@ -647,7 +648,7 @@ def highest_version(store: CheckpointStore) -> int:
     """
     stores = [store]
     if isinstance(store, LocalStore):
-        stores.append(store.aside())
+        stores.append(aside_of(store))
     highest = -1
     for place in stores:
         for folder in place.folders():

@@ -1,24 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which saved states are kept, and which are removed."""
+"""Which saved states are kept, and which are removed.
+
+A server leases the states that its rules name. A lease is a file beside the states: the digests of
+some of them, and when it was written. It counts for a week, so that a server that is gone holds
+nothing for ever.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import time
+from collections.abc import Iterable
+
 from hotbed.errors import PersistError
-from hotbed.persist.container.format import open_folder, open_link
+from hotbed.persist.container.format import Link, open_folder, open_link
 from hotbed.persist.container.store import CheckpointStore, number_of
+
+log = logging.getLogger("hotbed.persist")
+LEASE_SECONDS = 7 * 86_400
+"""How long a lease counts after it was written."""
+_PREFIX = "LEASE-"
 
 
 def retain(store: CheckpointStore, keep: int) -> None:
     """Remove all but the newest `keep` fulls, the deltas on them, and what the newest state needs.
 
-    A folder whose manifest cannot be read is removed only if it is older than these.
+    States that are leased stay, with those that they rest on. A folder whose manifest cannot be
+    read is removed only if it is older than these.
     """
     newest = store.newest_state()
     if newest is None:
         return
     needed = {link.folder for link in open_folder(store, newest.folder).links}
     folders = store.folders()
-    bases = {folder: _base(store, folder) for folder in folders}
+    links = {folder: _link(store, folder) for folder in folders}
+    leased = leased_digests(store)
+    for link in links.values():
+        if link is not None and link.manifest.digest in leased:
+            needed |= {entry.folder for entry in link.chain}
+    bases = {folder: _base(link) for folder, link in links.items()}
     fulls = [folder for folder in folders if bases[folder] == folder][-keep:]
     for folder in reversed(folders):  # deltas before what they rest on
         is_later = number_of(folder) > number_of(newest.folder)
@@ -28,10 +49,40 @@ def retain(store: CheckpointStore, keep: int) -> None:
             store.remove(folder)
 
 
-def _base(store: CheckpointStore, folder: str) -> str | None:
-    """Return the full that a checkpoint rests on, itself for a full; None if it is damaged."""
+def lease(store: CheckpointStore, holder: str, digests: Iterable[str]) -> None:
+    """Keep the states of these digests, instead of those that `holder` leased before.
+
+    Raises OSError where the store refuses.
+    """
+    content = {"written": time.time(), "digests": sorted(set(digests))}
+    with store.new_file(f"{_PREFIX}{holder}") as file:
+        file.write(json.dumps(content).encode())
+
+
+def leased_digests(store: CheckpointStore) -> set[str]:
+    """Return the digests of the states that are leased now."""
+    digests = set[str]()
+    for name in store.files(_PREFIX):
+        try:
+            content = json.loads(bytes(store.read(name)))
+            if content["written"] > time.time() - LEASE_SECONDS:
+                digests.update(map(str, content["digests"]))
+        except (PersistError, OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s: a lease cannot be read, got %r", store.place(name), error)
+    return digests
+
+
+def _link(store: CheckpointStore, folder: str) -> Link | None:
+    """Return a checkpoint without its chain; None if it is damaged."""
     try:
-        chain = open_link(store, folder).manifest.chain
+        return open_link(store, folder)
     except PersistError:
         return None
-    return chain[0].folder if chain else folder
+
+
+def _base(link: Link | None) -> str | None:
+    """Return the full that a checkpoint rests on, itself for a full; None if it is damaged."""
+    if link is None:
+        return None
+    chain = link.manifest.chain
+    return chain[0].folder if chain else link.folder

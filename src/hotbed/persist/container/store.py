@@ -128,6 +128,10 @@ class CheckpointStore(ABC):
         """Make a checkpoint invisible, then remove it."""
 
     @abstractmethod
+    def files(self, prefix: str) -> list[str]:
+        """Return the names of files next to the checkpoints that begin with `prefix`."""
+
+    @abstractmethod
     def new_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Open a file next to the checkpoints.
 
@@ -244,12 +248,8 @@ class LocalStore(CheckpointStore):
 
         Its writer makes CURRENT next, or was killed.
         """
-        is_alone = self.folders() == [FIRST] and not self.aside().folders()
+        is_alone = self.folders() == [FIRST] and not aside_of(self).folders()
         return FIRST if is_alone and not self.exists(CURRENT_FILE) else None
-
-    def aside(self) -> LocalStore:
-        """Return the store of the states that were moved aside."""
-        return LocalStore(self.root / ASIDE)
 
     def _advice(self) -> str:
         return f"Choose one: hotbed rollback {self.root} --state N."
@@ -264,7 +264,7 @@ class LocalStore(CheckpointStore):
         if joined is None:
             self.root.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
+            used = [number_of(folder) for folder in (*self.folders(), *aside_of(self).folders())]
             return _LocalDraft(self, max(used, default=0) + 1)
         if not (self.root / joined).is_dir():
             raise PersistError(
@@ -287,6 +287,9 @@ class LocalStore(CheckpointStore):
             os.rename(self.root / folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
+    def files(self, prefix: str) -> list[str]:
+        return sorted(path.name for path in self.root.glob(f"{prefix}*") if path.is_file())
+
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[IO[bytes]]:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -306,6 +309,11 @@ class LocalStore(CheckpointStore):
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+def aside_of(store: LocalStore) -> LocalStore:
+    """Return the store of the states that were moved aside."""
+    return LocalStore(store.root / ASIDE)
 
 
 class _JoinedDraft(Draft):
@@ -467,6 +475,9 @@ class ObjectStore(CheckpointStore):
             self._fs.pipe_file(path, data)
         return True
 
+    def files(self, prefix: str) -> list[str]:
+        return [name for name in self._names() if name.startswith(prefix)]
+
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[IO[bytes]]:
         with tempfile.NamedTemporaryFile(prefix="hotbed-write-") as file:
@@ -484,13 +495,16 @@ class ObjectStore(CheckpointStore):
 
     def _prefixes(self) -> list[str]:
         """Return the names of all checkpoints, visible or not, oldest first."""
+        return sorted((name for name in self._names() if _NAME.fullmatch(name)), key=number_of)
+
+    def _names(self) -> list[str]:
+        """Return the names of all that lies directly under the prefix."""
         self._fs.invalidate_cache()
         try:
             paths = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in paths]
-        return sorted((name for name in names if _NAME.fullmatch(name)), key=number_of)
+        return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
 
 class _ObjectDraft(Draft):

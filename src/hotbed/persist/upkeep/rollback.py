@@ -21,6 +21,7 @@ from hotbed.persist.container.store import (
     MANIFEST_FILE,
     CheckpointStore,
     LocalStore,
+    aside_of,
     number_of,
     open_store,
 )
@@ -119,7 +120,7 @@ def _point(store: LocalStore, folder: str) -> None:
 
 
 def _set_aside(store: LocalStore, folder: str) -> None:
-    aside = store.aside().root
+    aside = aside_of(store).root
     aside.mkdir(exist_ok=True)
     os.rename(store.root / folder, aside / folder)
     sync_folder(aside)
@@ -160,7 +161,7 @@ def _cut_letters(store: LocalStore, reader: Reader) -> None:
     length = reader.progress.get(DEAD_LETTER_BYTES)
     if length is None or not letters.exists() or letters.stat().st_size <= length:
         return
-    aside = store.aside().root
+    aside = aside_of(store).root
     aside.mkdir(exist_ok=True)
     append_bytes(aside / LETTERS, letters.read_bytes()[length:])
     truncate_file(letters, length)

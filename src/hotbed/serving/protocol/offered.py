@@ -69,10 +69,14 @@ def check_load(parameters: Iterable[str]) -> None:
             )
 
 
-def answer_parameters(scores: Scores) -> dict[str, int]:
+def answer_parameters(scores: Scores) -> dict[str, int | str]:
     """Return the parameters of an answer: what a client has to know of its scores."""
-    parameters = {"late_rows": scores.late, "nonfinite_scores": scores.nonfinite}
-    return {name: count for name, count in parameters.items() if count}
+    parameters: dict[str, int | str] = {
+        "late_rows": scores.late,
+        "nonfinite_scores": scores.nonfinite,
+        "route": scores.route,
+    }
+    return {name: value for name, value in parameters.items() if value}
 
 
 def choose_outputs(

@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
 from hotbed.memory_limit import memory_limits
+from hotbed.serving.server.route_meters import (
+    RoutedModel,
+    combine_routes,
+    route_families,
+    routes_status,
+)
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
@@ -66,10 +72,9 @@ class MeasuredLog(Protocol):
     dropped: int
 
 
-class MeasuredModel(Protocol):
+class MeasuredModel(RoutedModel, Protocol):
     """What the metrics read of a model; see `scoring.models.Model`."""
 
-    name: str
     cache: EmbeddingCache | None
     counts: RequestCounts
     seconds: deque[float]
@@ -193,6 +198,7 @@ class Meters:
                 if value is not None:
                     family.add_metric([model.name], value)
             yield family
+        yield from route_families(self._families, list(self._models))
         yield from _of_memory(self._families)
         versions: list[tuple[str, ModelVersion, float | None]] = []
         for model in self._models:
@@ -344,8 +350,11 @@ def model_status(model: MeasuredModel) -> dict[str, Any]:
             "fetches": cache.fetches,
             "fetch_seconds": cache.fetch_seconds,
         }
+    log = model.log
     return {
         **status,
+        "log": None if log is None else {"logged": log.logged, "dropped": log.dropped},
+        "routes": routes_status(model),
         "swaps": model.swaps,
         "problems": model.problems,
         "rows": model.rows,
@@ -392,6 +401,10 @@ def _combine(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     cache = None
     if caches:
         cache = {name: sum(counts[name] for counts in caches) for name in caches[0]}
+    logs = [status["log"] for status in statuses if status["log"] is not None]
+    log = None
+    if logs:
+        log = {name: sum(counts[name] for counts in logs) for name in logs[0]}
     return {
         **{name: value for name, value in behind.items() if name != "seconds"},
         **{name: sum(status[name] for status in statuses) for name in _SUMS},
@@ -399,6 +412,8 @@ def _combine(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "swaps": max(status["swaps"] for status in statuses),  # each process makes all of them
         "last_scored": max(status["last_scored"] for status in statuses),
         "cache": cache,
+        "log": log,
+        "routes": combine_routes([status["routes"] for status in statuses]),
         "p50": _quantile(seconds, 0.5),
         "p99": _quantile(seconds, 0.99),
     }

@@ -6,6 +6,7 @@ base.py          define stores of rows
 fake.py          serve rows from dicts, for tests of the code that reads rows
 fetched_maps.py  keep fitted maps of versions that another process serves in files here
 following.py     poll for new versions that trainers publish or that another process loads
+held.py          the versions that the rule of a model names, and the rule in force
 locking.py       lock served folders for the one process that writes them
 mapped.py        read the served folder
 messages.py      load the messages of gRPC services; those of the parameter server

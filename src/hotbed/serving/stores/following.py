@@ -328,14 +328,19 @@ def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:
 
     The folder is removed on exit.
     """
-    if any(source.startswith(_KAFKA) for source in sources):
+    if any(map(is_topic, sources)):
         return TemporaryFolder("hotbed-follow-")
     return nullcontext(Path())
 
 
+def is_topic(source: str) -> bool:
+    """Return whether a source is a topic of Kafka."""
+    return source.startswith(_KAFKA)
+
+
 def open_follower(source: str, cache: Path) -> Follower:
     """Open a follower of a directory, a URL or kafka://HOST:PORT[,…]/TOPIC, collected in `cache`."""
-    if not source.startswith(_KAFKA):
+    if not is_topic(source):
         return Follower(source)
     servers, _, topic = source.removeprefix(_KAFKA).partition("/")
     if not servers or not topic:

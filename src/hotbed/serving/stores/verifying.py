@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify served folders: every byte of the newest version of each model."""
+"""Verify served folders: every byte of the versions that answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from hotbed.errors import FormatError
 from hotbed.files import Where, local_path, resolve
+from hotbed.serving.stores.held import HeldVersions
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, holds_versions
 
 
@@ -19,7 +20,8 @@ def is_served(where: Where) -> bool:
 
 
 def verify_served(path: str | Path) -> dict[str, Any]:
-    """Check all files of the newest version of each model in a served folder.
+    """Check all files of the newest version of each model in a served folder, and of those that its
+    rule names.
 
     Returns:
         `folder`, the `models` by name with the number of their newest version (None where the model
@@ -37,11 +39,12 @@ def verify_served(path: str | Path) -> dict[str, Any]:
     for model in _models_of(folder):
         version = _verified(model)
         models[model.name] = None if version is None else version.version
-        if version is not None:
-            files = version.files()
+        versions = [] if version is None else [version]
+        for each in (*versions, *_verified_held(model)):
+            files = each.files()
             num_files += len(files)
-            num_bytes += sum((version.folder / name).stat().st_size for name in files)
-            num_unchecked += len(files) - version.num_digests
+            num_bytes += sum((each.folder / name).stat().st_size for name in files)
+            num_unchecked += len(files) - each.num_digests
     return {
         "folder": str(folder),
         "models": models,
@@ -58,6 +61,18 @@ def _models_of(folder: Path) -> list[ModelFolder]:
     folders = [folder] if holds_versions(folder) else sorted(folder.iterdir())
     homes = [path for path in folders if path.is_dir() and holds_versions(path)]
     return [ModelFolder(home.parent, unquote(home.name)) for home in homes]
+
+
+def _verified_held(model: ModelFolder) -> list[MappedVersion]:
+    """Return the versions that the rule of a model names, all of whose files are whole."""
+    store = HeldVersions(model.path.parent)
+    while True:
+        versions = store.all(model.name)
+        damaged = [version.folder / name for version in versions for name in version.damaged()]
+        if not damaged:
+            return versions
+        if store.all(model.name) == versions:  # no other rule came meanwhile
+            raise FormatError(damage_of(min(damaged)))
 
 
 def _verified(model: ModelFolder) -> MappedVersion | None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +23,9 @@ from hotbed.serving.process import open_listener
 from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.options import NO_LOGS, LogOptions, Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.scoring.routed import LocalRules
 from hotbed.serving.stores.following import hanging
+from hotbed.serving.stores.held import RoutesInForce
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 from hotbed.serving.workers.metrics import merge_metrics
@@ -281,12 +283,12 @@ class WorkerPool:
             if not is_remote(self._sources[name]):
                 self._models.load(name)
             self._unloaded.discard(name)
-            self._set_wanted(name, True)
+            self.call_all("set_wanted", name, True)
 
     def _unload(self, name: str) -> None:
         with self._change(name):
             self._unloaded.add(name)
-            self._set_wanted(name, False)
+            self.call_all("set_wanted", name, False)
             if not is_remote(self._sources[name]):
                 self._models.unload(name)
 
@@ -332,17 +334,17 @@ class WorkerPool:
                 log.warning("worker %d: %s", worker.number, error)
         return answers
 
-    def _set_wanted(self, name: str, wanted: bool) -> None:
-        """Have every worker serve a model, or not, also those that start.
+    def call_all(self, call: str, *arguments: Any) -> None:
+        """Call every worker, and wait for all of them.
 
-        A worker that ends meanwhile starts with the change.
+        A worker that ends meanwhile starts with the change that the call makes.
 
         Raises:
             HotbedError: a worker raised it; ServingError if one does not answer.
         """
         errors = list[HotbedError]()
         workers = [worker for worker in self._workers if worker.configured.is_set()]
-        calls = self._start_calls(workers, self._load_seconds, "set_wanted", name, wanted)
+        calls = self._start_calls(workers, self._load_seconds, call, *arguments)
         for worker, answer in calls:
             try:
                 answer.result()
@@ -366,6 +368,42 @@ class WorkerPool:
                 ask = partial(worker.wire.call, call, *arguments, seconds=seconds)
                 started.append((worker, threads.submit(ask)))
         return started
+
+
+class PoolRules:
+    """The rules of the models of a parent and its workers. See `RoutedProcesses`.
+
+    Args:
+        local: those of the parent, which writes the versions.
+        pool: the workers.
+    """
+
+    def __init__(self, local: LocalRules, pool: WorkerPool) -> None:
+        self._local = local
+        self._pool = pool
+        self.in_force = local.in_force
+        self.is_answering = local.is_answering
+        self.newest = local.newest
+        self.digests = local.digests
+        self.obtain = local.obtain
+        self.note_problem = local.note_problem  # workers are sent it
+
+    def prepare(self, name: str, keys: Collection[str]) -> None:
+        """Warm up the versions of a rule in all processes."""
+        self._local.prepare(name, keys)
+        self._pool.call_all("prepare", name, sorted(set(keys)))
+
+    def put_in_force(self, name: str, routes: RoutesInForce) -> None:
+        """Write a rule, and have all processes answer by it.
+
+        A worker that does not answer reads the rule at its next look, or when it starts.
+        """
+        self._local.write(name, routes)
+        try:
+            self._pool.call_all("look", name)
+        except HotbedError as error:
+            log.warning("model %s: %s", name, error)
+        self._local.look_at(name)
 
 
 def _reserve_port(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
@@ -77,6 +77,8 @@ class Worker:
         calls: dict[str, Callable[..., Any]] = {
             "set_wanted": self._set_wanted,
             "set_state": self._set_state,
+            "prepare": self._prepare,
+            "look": self._look,
             "metrics": self._metrics,
             "status": self._status,
         }
@@ -135,6 +137,14 @@ class Worker:
     def _set_wanted(self, name: str, wanted: bool) -> None:
         self._built.wait(LOAD_SECONDS)
         self._models.named(name).set_wanted(wanted)
+
+    def _prepare(self, name: str, keys: Sequence[str]) -> None:
+        self._built.wait(LOAD_SECONDS)
+        self._models.rules.prepare(name, keys)
+
+    def _look(self, name: str) -> None:
+        self._built.wait(LOAD_SECONDS)
+        self._models.rules.look_at(name)
 
     def _set_state(self, state: WorkerState) -> None:
         self._built.wait(ANSWER_SECONDS)

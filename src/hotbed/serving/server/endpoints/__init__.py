@@ -2,6 +2,7 @@
 """What clients of a server call.
 
 http.py          the routes of REST: inference, metrics, status and a page
+page.py          the page for people
 connection.py    HTTP/1.1 by uvicorn, with limits of time and size
 relay.py         connections of gRPC clients, before the library
 grpc_server.py   a gRPC server of any service

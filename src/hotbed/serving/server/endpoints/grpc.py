@@ -163,7 +163,8 @@ class InferenceService:
 
     async def _model_ready(self, request: Any) -> Any:
         try:
-            ready = self._models.named(request.name, request.version).ready
+            self._models.named(request.name).loaded(request.version)
+            ready = True
         except NotServed:
             ready = False
         return MESSAGES["ModelReadyResponse"](ready=ready)
@@ -232,9 +233,9 @@ class InferenceService:
             return DecodedRequest(candidates, write, name, version, request_id, trail)
 
         try:
-            model = self._models.named(name, request.model_version)
+            queue = self._models.named(name).queue(request.model_version)
             num_bytes = 0 if call.packed else len(data)  # binary numbers are not decoded
-            response = await model.batcher.submit(num_bytes, decode)
+            response = await queue.submit(num_bytes, decode)
         except BaseException as error:
             meters.ended(name, "grpc", started, error)
             raise
@@ -293,8 +294,11 @@ def _write_answer(request: Any, scores: Scores) -> Any:
     for output, values in choose_outputs(scores.outputs, names).items():
         response.outputs.add(name=output, datatype="FP32", shape=values.shape)
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
-    for name, count in answer_parameters(scores).items():
-        response.parameters[name].int64_param = count
+    for name, value in answer_parameters(scores).items():
+        if isinstance(value, str):
+            response.parameters[name].string_param = value
+        else:
+            response.parameters[name].int64_param = value
     return response
 
 

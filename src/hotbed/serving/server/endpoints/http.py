@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -36,6 +35,7 @@ from hotbed.serving.protocol.rest import (
     write_answer,
 )
 from hotbed.serving.server.access import RequestName, Trails
+from hotbed.serving.server.endpoints.page import page
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.http_interface import (
     App,
@@ -63,7 +63,6 @@ from hotbed.serving.session import Scores
 
 log = logging.getLogger("hotbed.serving")
 _OPEN = ("/v2/health/live", "/v2/health/ready")  # probes send no token
-_PAGE = Path(__file__).with_name("page.html")
 _BODY_BYTES = 64 << 10  # of a request other than for predictions
 _CACHED_PATHS = 256
 _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
@@ -277,8 +276,8 @@ class Api(App):
 
         try:
             num_bytes = self._reader.decoded_bytes(request.body, length)
-            batcher = self._models.named(name, version).batcher
-            future = batcher.submit(num_bytes, decode, is_last=request.is_last)
+            queue = self._models.named(name).queue(version)
+            future = queue.submit(num_bytes, decode, is_last=request.is_last)
         except Exception as error:
             meters.ended(name, "http", started, error)
             raise
@@ -292,24 +291,17 @@ class Api(App):
         return _on_thread(parent.metrics, _text)
 
     def _status(self, request: HttpRequest) -> Reply:
+        return self._with_status(_status_json)
+
+    def _with_status(self, write: Callable[[Mapping[str, Any]], HttpResponse]) -> Reply:
+        """Answer with what `write` makes of the state of all processes."""
         parent = self._models.parent
         if parent is None:
-            return _status_json({"models": combine_statuses([self._models.status()])})
-        return _on_thread(parent.status, _status_json)
+            return write({"models": combine_statuses([self._models.status()])})
+        return _on_thread(parent.status, write)
 
-    def _page(self, request: HttpRequest) -> HttpResponse:
-        nonce = secrets.token_urlsafe(16)  # only the page's own script runs
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; "
-            f"script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
-        )
-        headers = {
-            "Content-Security-Policy": policy,
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
-        }
-        page = _PAGE.read_text(encoding="utf-8").replace("$nonce", nonce)
-        return HttpResponse(200, page.encode(), "text/html; charset=utf-8", headers)
+    def _page(self, request: HttpRequest) -> Reply:
+        return self._with_status(_page_html)
 
     def _index(self, request: HttpRequest) -> HttpResponse:
         spec = read_object(request.body or b"{}")
@@ -389,6 +381,22 @@ def _text(metrics: bytes) -> HttpResponse:
 
 def _status_json(status: Mapping[str, Any]) -> HttpResponse:
     return _json({**server_metadata(), **status}, {"Cache-Control": "no-store"})
+
+
+def _page_html(status: Mapping[str, Any]) -> HttpResponse:
+    nonce = secrets.token_urlsafe(16)  # only the page's own script runs
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+        "Cache-Control": "no-store",
+    }
+    body = page(server_metadata(), status, nonce)
+    return HttpResponse(200, body, "text/html; charset=utf-8", headers)
 
 
 def _json(value: Any, headers: Mapping[str, str] | None = None) -> HttpResponse:

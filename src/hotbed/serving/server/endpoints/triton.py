@@ -63,7 +63,7 @@ def model_statistics(models: Models, name: str, version: str) -> list[dict[str, 
     model or version.
     """
     if name:
-        models.named(name, version)
+        models.named(name).loaded(version)
     parent = models.parent
     if parent is None:
         statuses = combine_statuses([models.status()])

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -38,12 +38,16 @@ _NEWEST_SHARE = 0.1  # of the newest batch in the mean time of a candidate
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """The version that a model serves now, with all that requests need; replaced as a whole."""
+    """A version that answers, with all that requests need; replaced as a whole.
+
+    `route`: why it answers, for answers; "" = no rule says so.
+    """
 
     session: InferenceSession
     inputs: ModelInputs
     bounds: Bounds
     since: float = field(default_factory=time.time)
+    route: str = ""
 
     @property
     def version(self) -> ModelVersion:
@@ -86,6 +90,7 @@ class QueuedRequest:
         self.trail = decoded.trail
         if self.trail is not None:
             self.trail.decoded(self.request_id, self.num_rows)
+        self.version = decoded.version
         self._decoded = decoded
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.queued = time.perf_counter()
@@ -125,6 +130,7 @@ class QueuedRequest:
                 )
             if self.trail is not None:
                 self.trail.version = scores.version
+                self.trail.route = scores.route
             self.future.set_result(decoded.write(scores))
         except Exception as error:
             self.future.set_exception(error)
@@ -150,6 +156,8 @@ class QueuedRequest:
         return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
 
 
+NAMED = "version"
+"""Why a version answers a request that names it."""
 Decode: TypeAlias = Callable[[ServedVersion], DecodedRequest[T]]
 """Decodes a request for the version that is served."""
 Scored: TypeAlias = tuple[QueuedRequest, Scores]
@@ -186,6 +194,8 @@ class Batcher:
         readers: threads that decode long requests.
         scored: called after each batch with the version that scored it, its requests and their
             scores, and when scoring started and ended (`time.perf_counter`).
+        failed: called with the version that could not score a request.
+        choose: returns the queue of a request, if it is another one.
         on_loop: whether requests may be scored on the loop; False if scoring may wait for rows.
     """
 
@@ -195,12 +205,17 @@ class Batcher:
         limits: ServerLimits,
         readers: Readers,
         scored: Callable[[ServedVersion, Sequence[Scored], float, float], None],
+        failed: Callable[[ServedVersion], None] = lambda served: None,
+        choose: Callable[[QueuedRequest], Batcher | None] = lambda request: None,
+        *,
         on_loop: bool = True,
     ) -> None:
         self._served = served
         self._limits = limits
         self._readers = readers
         self._scored = scored
+        self._failed = failed
+        self._choose = choose
         self._on_loop = on_loop and limits.batch_seconds == 0
         self._arrived = list[QueuedRequest]()  # in this turn of the loop; used by the loop only
         self._busy = False  # whether the thread scores a batch
@@ -237,7 +252,18 @@ class Batcher:
         if num_bytes > ASIDE_BYTES:
             return asyncio.ensure_future(self._submit_long(num_bytes, decode))
         request = QueuedRequest(decode(self._served()))
-        size = request.size
+        queue = self._choose(request) or self
+        queue._admit(request.size)
+        queue._arrived.append(request)
+        if is_last:
+            queue._take_arrived()
+        elif len(queue._arrived) == 1:
+            # runs after everything that this turn of the loop reads
+            request.future.get_loop().call_soon(queue._take_arrived)
+        return request.future
+
+    def _admit(self, size: int) -> None:
+        """Count candidates that are to wait. Raises Overloaded where there are too many."""
         with self._lock:
             if self._closed:
                 raise Overloaded(
@@ -249,13 +275,6 @@ class Batcher:
                     "Try again later."
                 )
             self._rows += size
-        self._arrived.append(request)
-        if is_last:
-            self._take_arrived()
-        elif len(self._arrived) == 1:
-            # runs after everything that this turn of the loop reads
-            request.future.get_loop().call_soon(self._take_arrived)
-        return request.future
 
     async def _submit_long(self, num_bytes: int, decode: Decode[T]) -> T:
         decoded = await self._readers.read(num_bytes, lambda: decode(self._served()))
@@ -352,6 +371,7 @@ class Batcher:
         """Score a batch; if that fails, each request of it by itself."""
         started = time.perf_counter()
         processor_started = time.thread_time()
+        served = None
         try:
             served = self._served()
             session = served.session
@@ -367,7 +387,14 @@ class Batcher:
                 return [result for request in batch for result in self._score([request])]
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
+            if served is not None:
+                self._failed(served)
             return [(batch[0], error)]
+        if served.route:
+            scores = [
+                replace(each, route=NAMED if request.version else served.route)
+                for request, each in zip(batch, scores, strict=True)
+            ]
         results = list(zip(batch, scores, strict=True))
         self._scored(served, results, started, time.perf_counter())
         seconds = time.thread_time() - processor_started

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a server: the version that it serves, its queue, its counts and its last problem."""
+"""A model of a server: the versions that it serves, their queues, its counts and its problem."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hotbed.errors import HotbedError, NotServed
 from hotbed.serving.arguments import column_shapes
@@ -18,11 +20,16 @@ from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request_log.records import AnsweredRequest
 from hotbed.serving.request_log.writer import RequestLogWriter
+from hotbed.serving.routes.rule import CANARY, NEWEST, SHADOW, STABLE, ModelRule, rule_of
+from hotbed.serving.routes.split import UserSplit
 from hotbed.serving.server.meters import RequestCounts
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, Scored, ServedVersion
+from hotbed.serving.server.scoring.shadow import ShadowScorer
+from hotbed.serving.server.traffic import ShadowCounts, VersionTraffic
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.held import RoutesInForce
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
@@ -30,27 +37,54 @@ _LOADS = 8  # threads for loads and unloads of a model, most of which wait for e
 _SAMPLES = 4  # requests that a new version scores before it answers
 _BATCHES_A_SAMPLE = 64
 _READINGS = 512  # request times kept for the page
-_ROUTE = "stable"  # why a version answers: there is one
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What answers the requests of a model; replaced as a whole.
+
+    Attributes:
+        roles: the version of each role. NEWEST is the one that was loaded last.
+        split: which requests the canary answers; None = none.
+        in_force: the rule; None = the newest version answers.
+    """
+
+    roles: Mapping[str, ServedVersion] = field(default_factory=dict)
+    split: UserSplit | None = None
+    in_force: RoutesInForce | None = None
+
+    def role_of(self, version: str) -> str | None:
+        """Return a role of the version with this number; None where it is not loaded."""
+        for role, served in self.roles.items():
+            if str(served.version.version) == version:
+                return role
+        return None
 
 
 class Model:
-    """A model: the version that it serves, its queue and its last problem. Created by `Models`.
+    """A model: the versions that it serves, their queues and its last problem. Created by `Models`.
 
     Attributes:
         find: returns the newest version.
-        served: the version that is served; None = no version is loaded.
+        routing: what answers.
         cache: caches rows that the versions do not hold.
-        look: checks at once whether a watched model has a new version.
+        look: checks at once whether a watched model has a new version or another rule.
         looking: held while `look` runs: the later of two calls serves the newer version.
         changing: held while a load or an unload changes what is served.
+        composing: held while the routing changes, which no load holds up.
         aside: threads for loads and unloads that clients request.
         reading: the running read of the source, or None.
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
         damage: which files of the served version are damaged; "" = none, as far as is known.
+        routes_problem: why the newest file of rules is not in force; "" = it is.
+        routing_problem: why this process does not answer by the rule in force; "" = it does.
         log: writes the requests that were answered; None = nothing does.
         outside_problem: the problem of the process that loads the model for this one.
         seconds: times of the last answered requests, in seconds.
+        traffic: counts of requests by version.
+        unsplit: requests that a canary could not answer, since they have no user.
+        shadow_counts: what the shadow did.
     """
 
     def __init__(
@@ -69,15 +103,23 @@ class Model:
         self.cache: EmbeddingCache | None = None
         self.looking = threading.Lock()
         self.changing = threading.RLock()
+        self.composing = threading.RLock()
         self.aside = DaemonThreads(_LOADS, "hotbed-load")
         self.reading: Future[ModelVersion] | None = None
         self.look: Callable[[], None] = lambda: None
         self.wanted = True
         self.outside_problem = ""
-        self.served: ServedVersion | None = None
-        self._batcher: Batcher | None = None
+        self.routing = Routing()
+        self._newest: ServedVersion | None = None
+        self._fixed = dict[str, ServedVersion]()  # versions that the rule names, by key
+        self._prepared = dict[str, ServedVersion]()  # versions that a rule to come names
+        self._rule = ModelRule()
+        self._batchers = dict[str, Batcher]()  # by role
+        self._shadow: ShadowScorer | None = None
         self.problem = ""
         self.damage = ""
+        self.routes_problem = ""
+        self.routing_problem = ""
         self.swaps: int = 0
         self.problems: int = 0
         self.rows: int = 0
@@ -85,16 +127,49 @@ class Model:
         self.batch_seconds: float = 0.0
         self.seconds = deque[float](maxlen=_READINGS)
         self.counts = RequestCounts()
+        self.traffic = VersionTraffic()
+        self.unsplit: int = 0
+        self.shadow_counts = ShadowCounts()
+        self._counting = threading.Lock()
+        self._opening = threading.Lock()
         self._nonfinite_version: int | None = None
         self._samples = deque[Candidates](maxlen=_SAMPLES)  # newest requests, for a warm-up
 
     @property
+    def served(self) -> ServedVersion | None:
+        """The version that answers in general; None = no version is loaded."""
+        return self.routing.roles.get(STABLE)
+
+    @property
     def current(self) -> ServedVersion:
-        """The version that is served. Raises NotServed if no version is loaded."""
-        served = self.served
+        """The version that answers in general. Raises NotServed if no version is loaded."""
+        return self.serving(STABLE)
+
+    def serving(self, role: str) -> ServedVersion:
+        """Return the version of a role, the stable one if the rule has no such role now."""
+        roles = self.routing.roles
+        served = roles.get(role) or roles.get(STABLE)
         if served is None:
             raise self._not_loaded()
         return served
+
+    def loaded(self, version: str = "") -> ServedVersion:
+        """Return the version of this number, or for "" the one that answers in general.
+
+        Raises NotServed, with the versions that are loaded, where it is not.
+        """
+        return self.serving(self._role(version))
+
+    @property
+    def versions(self) -> list[str]:
+        """The numbers of the versions that are loaded, each once, the stable one first."""
+        numbers = [str(served.version.version) for served in self.routing.roles.values()]
+        return list(dict.fromkeys(numbers))
+
+    @property
+    def digests(self) -> set[str]:
+        """The digests of the versions that the rule names by their numbers."""
+        return {served.version.digest for served in self._fixed.values()}
 
     @property
     def bounds(self) -> Bounds:
@@ -104,13 +179,54 @@ class Model:
             return self._limits.bounds(0)
         return served.bounds
 
-    @property
-    def batcher(self) -> Batcher:
-        """The queue. Raises NotServed if no version is loaded."""
-        batcher = self._batcher
-        if batcher is None:
-            raise self._not_loaded()
-        return batcher
+    def queue(self, version: str = "") -> Batcher:
+        """Return the queue of requests, or of those that name a version.
+
+        Raises NotServed if no version is loaded, or not this one.
+        """
+        return self._queue_of(self._role(version))
+
+    def _role(self, version: str) -> str:
+        """Return a role of a version that requests name; that of general requests for ""."""
+        role = self.routing.role_of(version) if version else STABLE
+        if role is None and self.ready:
+            raise NotServed(
+                f"model {self.name!r}: version {version[:40]!r} is not loaded, got "
+                f"{', '.join(self.versions)}. Name one of these, or leave the version out."
+            )
+        return role or STABLE
+
+    def _queue_of(self, role: str) -> Batcher:
+        """Return the queue of a role. Raises NotServed if no version is loaded."""
+        queue = self._batchers.get(role)
+        if queue is None:
+            with self._opening:
+                if STABLE not in self._batchers:
+                    raise self._not_loaded()
+                queue = self._open_queue(role)
+        return queue
+
+    def _open_queue(self, role: str) -> Batcher:
+        queue = self._batchers[role] = Batcher(
+            partial(self.serving, role),
+            self._limits,
+            self._readers,
+            self._scored,
+            self._not_scored,
+            self._choose if role == STABLE else lambda request: None,
+            on_loop=self.cache is None,  # with a cache, scoring may wait for rows
+        )
+        return queue
+
+    def _choose(self, request: QueuedRequest) -> Batcher | None:
+        """Return the queue of the canary for requests that it answers."""
+        split = self.routing.split
+        if split is None or request.version:
+            return None
+        is_canary = split.is_canary(request.candidates)
+        if is_canary is None:
+            self.unsplit += 1
+        return self._queue_of(CANARY) if is_canary else None
 
     @property
     def ready(self) -> bool:
@@ -132,40 +248,91 @@ class Model:
     @property
     def own_problem(self) -> str:
         """Damaged files, and why the newest version is not served, as far as this process knows."""
-        return " ".join(filter(None, (self.damage, self.problem)))
+        problems = (self.damage, self.problem, self.routing_problem, self.routes_problem)
+        return " ".join(filter(None, problems))
 
     @property
     def waiting_rows(self) -> int:
-        """Number of candidates in the queue."""
-        if self._batcher is None:
-            return 0
-        return self._batcher.waiting_rows
+        """Number of candidates in the queues."""
+        return sum(queue.waiting_rows for queue in list(self._batchers.values()))
 
     def serve(self, loaded: ModelVersion, problem: str = "") -> None:
-        """Answer with this version from the next batch on.
+        """Answer with this version from the next batch on, where the rule follows the newest one.
 
         A batch under way ends with the version that it began with. `problem`: why this is not the
         version that was requested.
         """
+        newest = self._warmed(loaded)
+        with self.composing:
+            self._newest = newest
+            self.problem = problem
+            self.damage = ""
+            self._compose()
+        verb = "serves" if self._rule.stable.pin is None else "holds"
+        digest = loaded.digest[:12]
+        log.info("model %s %s version %d (%s)", self.name, verb, loaded.version, digest)
+
+    def prepare(self, versions: Mapping[str, ModelVersion]) -> None:
+        """Warm up the versions of a rule that is to come, by key; others are dropped."""
+        prepared = {}
+        for key, version in versions.items():
+            served = self._fixed.get(key) or self._prepared.get(key)
+            prepared[key] = served or self._warmed(version)
+        self._prepared = prepared
+
+    def route(self, in_force: RoutesInForce, open_version: Callable[[str], ModelVersion]) -> None:
+        """Answer by this rule from the next request on."""
+        if in_force == self.routing.in_force:
+            return
+        rule = rule_of(in_force.rule)
+        fixed = {}
+        for key in in_force.keys.values():
+            served = self._prepared.get(key) or self._fixed.get(key)
+            fixed[key] = served or self._warmed(open_version(key))
+        self._fixed = fixed
+        self._prepared = {}
+        self._rule = rule
+        self._compose(in_force)
+        if self._shadow is not None and self._shadow.rule != rule.shadow:
+            self._shadow.close()
+            self._shadow = None
+        if self._shadow is None and rule.shadow is not None:
+            find = partial(self._of_role, SHADOW)
+            self._shadow = ShadowScorer(rule.shadow, find, self.shadow_counts)
+        log.info("model %s answers by revision %d of its rule", self.name, in_force.revision)
+
+    def _of_role(self, role: str) -> ServedVersion | None:
+        return self.routing.roles.get(role)
+
+    def _compose(self, in_force: RoutesInForce | None = None) -> None:
+        """Make the routing of the rule, the versions that it names, and the newest one."""
+        in_force = in_force or self.routing.in_force
+        rule = self._rule
+        roles = dict[str, ServedVersion]()
+        for role in rule.versions():
+            key = in_force.keys.get(role) if in_force else None
+            served = self._newest if key is None else self._fixed[key]
+            if served is not None:
+                roles[role] = replace(served, route=role if in_force else "")
+        if self._newest is not None:
+            roles[NEWEST] = replace(self._newest, route=NEWEST if in_force else "")
+        before = self.served
+        split = None if rule.canary is None else UserSplit(rule.canary, self.name)
+        self.routing = Routing(roles, split, in_force)
+        if self.served is not None and STABLE not in self._batchers:
+            with self._opening:
+                self._open_queue(STABLE)
+        if before and self.served and before.session is not self.served.session:
+            self.swaps += 1
+
+    def _warmed(self, loaded: ModelVersion) -> ServedVersion:
+        """Return a version that has scored some requests."""
         inputs = ModelInputs(loaded.schema, column_shapes(loaded.graph))
         bounds = self._limits.bounds(len(inputs.allowed))
         session = InferenceSession(loaded, self.cache, most_entries=self._limits.request_entries)
         served = ServedVersion(session, inputs, bounds)
         self._warm_up(served)
-        if self._batcher is None:
-            self._batcher = Batcher(
-                lambda: self.current,
-                self._limits,
-                self._readers,
-                self._scored,
-                on_loop=self.cache is None,  # with a cache, scoring may wait for rows
-            )
-        if self.served is not None:
-            self.swaps += 1
-        self.served = served
-        self.problem = problem
-        self.damage = ""
-        log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
+        return served
 
     def _warm_up(self, served: ServedVersion) -> None:
         """Score the newest small requests, or zeros, so that the first answers are not slow."""
@@ -180,7 +347,7 @@ class Model:
         """Serve a version, unless it is served already or the model is unloaded."""
         if not self.wanted:
             return
-        if self.served is None or not self.served.version.is_same(newest):
+        if self._newest is None or not self._newest.version.is_same(newest):
             self.serve(newest)
         self.problem = self.outside_problem
 
@@ -212,11 +379,24 @@ class Model:
 
     def close(self) -> None:
         """Answer the requests that wait, then stop serving."""
-        batcher = self._batcher
-        self._batcher = None
-        if batcher is not None:
-            batcher.close()
-        self.served = None
+        with self._opening:
+            queues = self._batchers
+            self._batchers = {}
+        for queue in queues.values():
+            queue.close()
+        with self.composing:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Release all versions."""
+        if self._shadow is not None:
+            self._shadow.close()
+            self._shadow = None
+        self._newest = None
+        self._fixed = {}
+        self._prepared = {}
+        self._rule = ModelRule()
+        self.routing = Routing()
 
     def _note_nonfinite(self, scores: Scores) -> None:
         """Count scores that are NaN or infinite, and log the first ones of a version."""
@@ -239,23 +419,39 @@ class Model:
     def _scored(
         self, served: ServedVersion, batch: Sequence[Scored], started: float, ended: float
     ) -> None:
+        with self._counting:  # each role has a thread
+            self._count(served, batch, started, ended)
+
+    def _count(
+        self, served: ServedVersion, batch: Sequence[Scored], started: float, ended: float
+    ) -> None:
         seconds = ended - started
         self.batches += 1
         self.batch_seconds += seconds
         counts = self.counts
         counts.last_scored = time.time()
         counts.scored += len(batch)
+        number = served.version.version
+        shadow = self._shadow if served.route == STABLE else None
         for request, answer in batch:
             self.rows += request.num_rows
             counts.queue_seconds += started - request.queued
             counts.compute_seconds += seconds
+            answers = self.traffic.of(number, answer.route or STABLE)
+            answers.add(request.num_rows, ended - request.queued, answer)
             if answer.nonfinite:
                 self._note_nonfinite(answer)
+            if shadow is not None and answer.route == STABLE:
+                shadow.offer(request, answer)
             if self.log is not None and request.request_id and request.takes(answer):
                 self._log(self.log, request, answer, served, ended)
         first = batch[0][0]
         if self.batches % _BATCHES_A_SAMPLE == 1 and first.is_small:
             self._samples.append(first.candidates)
+
+    def _not_scored(self, served: ServedVersion) -> None:
+        with self._counting:
+            self.traffic.of(served.version.version, served.route or STABLE).errors += 1
 
     def _log(
         self,
@@ -277,6 +473,6 @@ class Model:
                     answer.outputs,
                     answer.version,
                     served.version.digest,
-                    _ROUTE,
+                    answer.route or STABLE,
                 )
             )

@@ -22,6 +22,7 @@ from hotbed.serving.request_log.writer import RequestIds
 from hotbed.serving.server.meters import Meters, model_status
 from hotbed.serving.server.options import NO_LOGS, LogOptions, ServerLimits
 from hotbed.serving.server.scoring.model import Model
+from hotbed.serving.server.scoring.routed import LocalRules, VersionLoader
 from hotbed.serving.session import InferenceSession
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import (
@@ -57,6 +58,7 @@ class Models:
     Attributes:
         request_ids: names the requests.
         access_log: as in `LogOptions`.
+        rules: by which the versions of the models answer.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -83,6 +85,7 @@ class Models:
             None  # in a worker: the process that loads and unloads for all
         )
         self._server = server
+        self.rules = LocalRules(server, self.named, self.__iter__)
         self._models = dict[str, Model]()
         self._reach = reach
         self._cache = dict(cache or {})
@@ -126,6 +129,7 @@ class Models:
         else:
             find = partial(self._find, name, source, is_followed)
             model = self._models[name] = self._new(name, find)
+            self.rules.look_at(name)
             try:
                 has_rows = self._server.find(name) is not None
                 model.serve(self._read(model, START_SECONDS if has_rows else self._load_seconds))
@@ -149,7 +153,7 @@ class Models:
         version = self._server.find(model.name)
         if version is not None:
             model.serve(version, model.problem)
-        elif not isinstance(error, NotServed) and model.reading is None:
+        elif not (isinstance(error, NotServed) or model.reading or model.ready):
             raise error
 
     def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
@@ -200,6 +204,7 @@ class Models:
             return
         with self._changing(model):
             model.wanted = True
+            self.rules.look_at(name)
             try:
                 model.serve(self._read(model, self._load_seconds))
             except Exception as error:
@@ -262,65 +267,56 @@ class Models:
         """Return the model of that name, or None."""
         return self._models.get(name)
 
-    def named(self, name: str, version: str = "") -> Model:
-        """Return the model of that name.
-
-        Raises:
-            NotServed: the name is unknown, or another `version` is served.
-        """
+    def named(self, name: str) -> Model:
+        """Return the model of that name. Raises NotServed for an unknown name."""
         model = self._models.get(name)
         if model is None:
             raise NotServed(
                 f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._models)}."
             )
-        if version:
-            served = str(model.current.version.version)
-            if version != served:
-                raise NotServed(
-                    f"model {name!r}: version {version[:40]!r} is not served, the server has "
-                    f"{served}. Leave the version out for the newest."
-                )
         return model
 
     def index(self, ready: bool = False) -> list[dict[str, str]]:
-        """Return name, version, state (READY or UNAVAILABLE) and reason of each model.
+        """Return name, version, state (READY or UNAVAILABLE) and reason of each loaded version.
 
-        If `ready`, only those that are loaded.
+        A model without a loaded version has an entry, too, unless `ready`.
         """
         entries = []
         for model in self:
-            try:
-                entry = {
-                    "name": model.name,
-                    "version": str(model.current.version.version),
-                    "state": "READY",
-                }
-            except NotServed:
-                entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
-            if model.ready or not ready:
-                entries.append({**entry, "reason": model.reason})
+            if model.ready:
+                state = {"state": "READY", "reason": model.reason}
+                for version in model.versions:
+                    entries.append({"name": model.name, "version": version, **state})
+            elif not ready:
+                entries.append(_unavailable(model))
         return entries
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the model metadata of the protocol."""
-        current = self.named(name, version).current
-        widths = current.version.graph.get("ids", {}).get("widths", {})
+        model = self.named(name)
+        loaded = model.loaded(version)
+        widths = loaded.version.graph.get("ids", {}).get("widths", {})
         outputs = [
             {"name": output, "datatype": "FP32", "shape": [-1, *widths.get(output, ())]}
-            for output in current.version.graph["outputs"]
+            for output in loaded.version.graph["outputs"]
         ]
         return {
             "name": name,
-            "versions": [str(current.version.version)],
+            "versions": model.versions,
             "platform": "hotbed_onnx",
-            "inputs": current.inputs.metadata(),
+            "inputs": loaded.inputs.metadata(),
             "outputs": outputs,
         }
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the state of each model in this process; see `together`."""
-        entries = zip(self, self.index(), strict=False)
-        return [{**entry, **model_status(model)} for model, entry in entries]
+        """Return the state of each model in this process; see `combine_statuses`."""
+        entries = []
+        for model in self:
+            entry = _unavailable(model)
+            if model.ready:
+                entry |= {"version": model.versions[0], "state": "READY"}
+            entries.append({**entry, **model_status(model)})
+        return entries
 
     def follow(
         self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0
@@ -361,6 +357,8 @@ class Models:
                 model.close()
             return
         with model.looking:
+            if model.cache is None:
+                self.rules.look_at(model.name)
             newest = model.find()
             with model.changing:
                 model.advance(newest)
@@ -371,6 +369,10 @@ class Models:
                 loaded = self._server.load(model.name, reader, InferenceSession)
                 if not self.stopping:
                     model.serve(loaded)
+
+
+def _unavailable(model: Model) -> dict[str, str]:
+    return {"name": model.name, "version": "", "state": "UNAVAILABLE", "reason": model.reason}
 
 
 def check_model_name(name: str) -> None:
@@ -393,15 +395,3 @@ class ParentProcess(Protocol):
     def unload(self, name: str) -> None: ...
     def metrics(self) -> bytes: ...
     def status(self) -> dict[str, Any]: ...
-
-
-class VersionLoader(Protocol):
-    """The part of a parameter server that `Models` uses."""
-
-    def load(
-        self, name: str, source: Where | Reader, accept: Callable[[Any], object]
-    ) -> ModelVersion: ...
-    def unload(self, name: str) -> None: ...
-    def find(self, name: str) -> ModelVersion | None: ...
-    def damaged(self, name: str) -> set[str]: ...
-    def check(self, name: str, is_wanted: KeepsOn = ...) -> set[str]: ...

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hotbed route` and `hotbed rollback MODEL` change the file of rules as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hotbed.cli.commands import main
+from hotbed.errors import ConfigError
+from hotbed.serving.routes.editing import ReplicaRoute, change_routes, differ
+from hotbed.serving.routes.rule import read_routes
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["hotbed", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+
+
+def test_commands_write_the_rule_with_the_next_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("revision: 41\nmodels: {other: {stable: {pin: 1}}}\n")
+
+    def rule_after(*arguments: str) -> Any:
+        run(monkeypatch, *arguments, "--routes", file)
+        content = yaml.safe_load(file.read_text())
+        assert content["models"]["other"] == {"stable": {"pin": 1}}
+        assert read_routes(file).revision == content["revision"]
+        return content["revision"], content["models"]["ranker"]
+
+    canary = {"version": 4310, "share": 0.05, "by": "user"}
+    assert rule_after("route", "ranker", "--canary", "4310=5%", "--by", "user") == (
+        42,
+        {"canary": canary},
+    )
+    assert rule_after("route", "ranker", "--canary", "4310=0.5", "--shadow", "newest") == (
+        43,
+        {"canary": {**canary, "share": 0.5}, "shadow": {"version": "newest"}},
+    )
+    assert rule_after("route", "ranker", "--salt", "s", "--shadow", "none")[1] == {
+        "canary": {**canary, "share": 0.5, "salt": "s"}
+    }
+    assert rule_after("rollback", "ranker", "--to", "4213") == (45, {"stable": {"pin": 4213}})
+    assert rule_after("route", "ranker", "--stable", "newest") == (46, {})
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({}, "expected a change"),
+        ({"stable": "4213.5"}, "--stable: expected the number of a version or newest"),
+        ({"stable": "none"}, "--stable: expected the number"),
+        ({"canary": "4310", "by": "user"}, "--canary: expected a version and a share"),
+        ({"canary": "4310=x", "by": "user"}, "--canary: expected a share, got 'x'"),
+        ({"canary": "4310=101%", "by": "user"}, "share: must be from 0 to 1"),
+        ({"canary": "4310=5%"}, "--by: a canary needs the column"),
+        ({"by": "user"}, "the model has no canary"),
+        ({"shadow": "-1"}, "--shadow: expected the number"),
+    ],
+)
+def test_a_wrong_change_leaves_the_file(
+    tmp_path: Path, changes: dict[str, str | None], reason: str
+) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("revision: 1\n")
+    with pytest.raises(ConfigError, match=reason):
+        change_routes(file, "ranker", changes)
+    assert file.read_text() == "revision: 1\n"
+
+
+def test_the_link_of_a_platform_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "content").write_text("revision: 1\n")
+    file = tmp_path / "routes.yaml"
+    file.symlink_to("content")
+    with pytest.raises(ConfigError, match="got a link, such as that of a ConfigMap"):
+        change_routes(file, "ranker", {"stable": "1"})
+
+
+def test_replicas_differ_by_rule_version_model_or_problem() -> None:
+    one = ReplicaRoute("http://one", "m", 7, 4213)
+    two = ReplicaRoute("http://two", "m", 7, 4213)
+    assert not differ([one, two])
+    for other in (
+        ReplicaRoute("http://two", "m", 6, 4213),
+        ReplicaRoute("http://two", "m", 7, 4214),
+        ReplicaRoute("http://two", "m", 7, 4213, "4310 (5% by user)"),
+        ReplicaRoute("http://two", "m", 7, 4213, problem="torn"),
+        ReplicaRoute("http://two", problem="no answer"),
+        ReplicaRoute("http://two", "n", 7, 4213),
+    ):
+        assert differ([one, other])

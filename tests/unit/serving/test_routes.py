@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several versions of a model answer at once, by a rule that a file holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+import xxhash
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+import hotbed as hb
+from hotbed.errors import FormatError, NotServed, PersistError
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.serving.protocol.inputs import Candidates
+from hotbed.serving.routes.changing import RouteWatcher
+from hotbed.serving.routes.editing import change_routes, differ, replica_routes
+from hotbed.serving.routes.leases import Leases
+from hotbed.serving.routes.rule import Canary
+from hotbed.serving.routes.split import UserSplit
+from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.stores.mapped import MappedVersion
+from hotbed.serving.stores.verifying import verify_served
+
+from .conftest import Running, Trainer, Workers, draw, wait_for
+from .test_grpc import tensors
+
+
+def hash_of(salt: str, value: object) -> int:
+    """The hash of docs/routing.md, written again."""
+    return xxhash.xxh64_intdigest(b"\0".join([salt.encode(), b"m", str(value).encode()]))
+
+
+class Routed:
+    """A server in this process that follows a trainer of three versions, and its file of rules."""
+
+    def __init__(self, folder: Path, exported: Path) -> None:
+        self.trainer = Trainer(folder, exported)
+        self.trainer.publisher = PublishDirectory(folder / "published", keep=9)
+        self.file = folder / "routes.yaml"
+        self.revision = 0
+        self.sessions = dict[int, hb.InferenceSession]()
+        self.versions = [self.trainer.publish(seed, full=seed != 1) for seed in range(3)]
+        self.models = Models(hb.ParameterServer(folder / "rows"))
+        self.published = folder / "published"
+        self.models.add("m", folder / "export")
+        self.models.follow("m", lambda: Follower(self.published), poll_seconds=0.1)
+        places = {"m": [self.published]}
+        leases = Leases("rows", places)
+        self.watcher = RouteWatcher(self.file, places, self.models.rules, leases)
+        self.running = Running(exported, models=self.models)
+        self.model = self.models.named("m")
+        wait_for(lambda: self.model.versions == [str(self.versions[-1])], "the newest is served")
+
+    def write(self, rule: Any, revision: int | None = None) -> None:
+        """Put a rule of the model into the file, and have the server look at it."""
+        self.revision = revision or self.revision + 1
+        models = {"m": rule} if rule is not None else {}
+        self.text(yaml.safe_dump({"revision": self.revision, "models": models}))
+
+    def text(self, text: str | bytes) -> None:
+        self.file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        for _ in range(2):
+            self.watcher.step()
+
+    def ask(self, user: int, version: int | None = None) -> tuple[int, str]:
+        """Ask for one user, and return version and route of the answer, which is that version's."""
+        columns = {**draw(5, user), "user": [user] * 5}
+        context = {"user": columns.pop("user")[0]}
+        with hb.Client(f"http://{self.running.http}") as client:
+            scores = client.ask("m", columns, context, version=version)
+        expected = self.expected(scores.version).predict(columns, context)
+        assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
+        return scores.version, scores.route
+
+    def expected(self, version: int) -> hb.InferenceSession:
+        """A session over the published version itself."""
+        if version not in self.sessions:
+            server = hb.ParameterServer()
+            server.load("m", self.trainer.folder / "export")
+            loaded = server.load("m", open_checkpoint(self.published, version))
+            self.sessions[version] = hb.InferenceSession(loaded)
+        return self.sessions[version]
+
+
+@pytest.fixture(scope="module")
+def routed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
+    routed = Routed(tmp_path_factory.mktemp("routed"), exported)
+    yield routed
+    routed.running.close()
+
+
+def text_of(value: int) -> pa.Array:
+    return pa.array([str(value)])
+
+
+def number_of(value: int) -> Any:
+    return np.array([value], np.float64)
+
+
+def integer_of(value: int) -> Any:
+    return np.array([value])
+
+
+@pytest.mark.parametrize("column", [integer_of, number_of, text_of])
+def test_the_side_of_each_of_100_000_ids_is_that_of_the_documented_hash(
+    column: Callable[[int], Any],
+) -> None:
+    """Whoever is on the side of the canary stays there when its share grows."""
+    ids = (np.arange(100_000) * 977 - 10_000_000).tolist()
+    before = set[int]()
+    for share in (0.0, 0.05, 0.5, 1.0):
+        split = UserSplit(Canary(1, share, "user", "nov28"), "m")
+        sides = [split.is_canary(Candidates(1, {}, {"user": column(one)})) for one in ids]
+        canary = {one for one, side in zip(ids, sides, strict=True) if side}
+        assert canary == {one for one in ids if hash_of("nov28", one) < share * 2**64}
+        assert before <= canary
+        assert abs(len(canary) / len(ids) - share) < 0.003
+        before = canary
+
+
+def test_requests_without_one_user_have_no_side() -> None:
+    split = UserSplit(Canary(1, 1.0, "user"), "m")
+    columns: list[dict[str, Any]] = [
+        {},
+        {"user": np.array([1, 2])},
+        {"user": np.array([np.nan])},
+        {"user": np.array([0.5])},
+        {"user": pa.array([""])},
+        {"user": pa.array([None], pa.string())},
+        {"user": pa.array(["a", "b"])},
+    ]
+    assert [split.is_canary(Candidates(2, each, {})) for each in columns] == [None] * 7
+    for same in ({"user": np.array([7, 7])}, {"user": pa.array(["a", "a"])}):
+        assert split.is_canary(Candidates(2, same, {}))
+
+
+def test_each_version_answers_requests_that_name_it(routed: Routed) -> None:
+    """Over REST, gRPC and curl; another version is a 404 with those that are loaded."""
+    first, second, newest = routed.versions
+    routed.write({"stable": {"pin": second}, "shadow": {"version": first}})
+    assert routed.ask(1) == (second, "stable")
+    assert [routed.ask(1, version) for version in routed.versions] == [
+        (version, "version") for version in routed.versions
+    ]
+    with pytest.raises(NotServed, match=f"is not loaded, got {second}, {first}, {newest}"):
+        routed.ask(1, 12345)
+
+    asked = routed.trainer.asked
+    with triton.InferenceServerClient(routed.running.grpc) as client:
+        for version in routed.versions:
+            answer = client.infer("m", tensors(asked), model_version=str(version))
+            response = answer.get_response()
+            assert response.model_version == str(version)
+            assert response.parameters["route"].string_param == "version"
+            scores = answer.as_numpy("prediction")
+            assert np.abs(scores - routed.trainer.scores[version]).max() < 1e-6
+        assert client.is_model_ready("m", str(first))
+        assert not client.is_model_ready("m", "12345")
+        with pytest.raises(InferenceServerException, match="is not loaded"):
+            client.infer("m", tensors(asked), model_version="12345")
+        listed = client.get_model_repository_index(as_json=True)["models"]
+        assert [entry["version"] for entry in listed] == list(map(str, [second, first, newest]))
+
+    with triton_http.InferenceServerClient(routed.running.http) as http:
+        metadata = http.get_model_metadata("m", str(first))
+        assert metadata["versions"] == list(map(str, [second, first, newest]))
+    for version, status in ((first, b"200"), (12345, b"404")):
+        url = f"http://{routed.running.http}/v2/models/m/versions/{version}/ready"
+        assert subprocess.check_output(["curl", "-s", "-w", "%{http_code}", url])[-3:] == status
+
+
+def test_each_user_is_on_one_side_and_answers_never_mix(routed: Routed) -> None:
+    """`ask` compares each answer with the version that it names."""
+    first, second, newest = routed.versions
+    for share in (0.3, 0.6, 0.0):
+        canary = {"version": first, "share": share, "by": "user", "salt": "s"}
+        routed.write({"stable": {"pin": second}, "canary": canary})
+        for user in range(40):
+            is_canary = hash_of("s", user) < share * 2**64
+            expected = (first, "canary") if is_canary else (second, "stable")
+            assert routed.ask(user) == expected
+    routed.write({"canary": {"version": "newest", "share": 1, "by": "user"}})
+    assert routed.ask(3) == (newest, "canary")
+    routed.write(None)
+    assert routed.ask(3) == (newest, "stable")
+
+
+def test_metrics_and_the_page_count_each_version(routed: Routed) -> None:
+    first, second, _ = routed.versions
+    canary = {"version": first, "share": 0.5, "by": "user", "salt": "s"}
+    routed.write({"stable": {"pin": second}, "canary": canary})
+    answers = Counter(routed.ask(user) for user in range(20))
+    with hb.Client(f"http://{routed.running.http}") as client:
+        client.ask("m", draw(5, 1))
+        (model,) = client.status()["models"]
+    counts = {(each["version"], each["route"]): each for each in model["routes"]["traffic"]}
+    text = routed.models.meters.text().decode()
+    samples = {
+        (sample.name, sample.labels.get("version"), sample.labels.get("route")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    for (version, route), number in answers.items():
+        total = counts[version, route]
+        assert total["requests"] >= number
+        assert total["rows"] == 5 * total["requests"] == total["scores"]
+        labels = (str(version), route)
+        assert samples["hotbed_version_requests_total", *labels] == total["requests"]
+        assert samples["hotbed_version_seconds_count", *labels] == total["requests"]
+        mean = total["score_sum"] / total["scores"]
+        assert samples["hotbed_version_mean_score", *labels] == pytest.approx(mean)
+    assert samples["hotbed_unsplit_requests_total", None, None] >= 1
+    assert samples["hotbed_routes_revision", None, None] == routed.revision
+    url = f"http://{routed.running.http}/"
+    page = subprocess.check_output(["curl", "-s", url]).decode()
+    table = page.partition("<table>")[2].partition("</table>")[0]
+    assert f"<td>canary</td><td>{first}</td>" in table
+    assert f"<td>stable</td><td>{second}</td>" in table
+    assert "0.5 by user" in table
+    assert "requests name no user of the canary" in page
+
+
+def test_a_pinned_version_stays_while_others_are_published(routed: Routed) -> None:
+    first = routed.versions[0]
+    routed.write({"stable": {"pin": first}})
+    for seed in range(10, 13):
+        version = routed.trainer.publish(seed, full=seed == 11)
+        wait_for(lambda version=version: str(version) in routed.model.versions, "it is loaded")
+        assert routed.ask(1) == (first, "stable")
+        assert routed.ask(1, version) == (version, "version")
+    routed.versions[2] = version
+    routed.write({"stable": {"follow": True}})
+    assert routed.ask(1) == (version, "stable")
+
+
+BAD = {
+    "torn": "revision: 99\nmodels:\n  m:\n    stable: {pin: 4",
+    "empty": "",
+    "not a mapping": "[1, 2]",
+    "not UTF-8": b"revision: 99\n\xff",
+    "two keys": "revision: 99\nrevision: 100\n",
+    "no revision": "models: {}",
+    "text as revision": "revision: new",
+    "fraction as revision": "revision: 99.5",
+    "negative revision": "revision: -1",
+    "huge revision": "revision: 1e30",
+    "null as revision": "revision:",
+    "bool as revision": "revision: true",
+    "lower revision": "revision: 0\nmodels: {m: {stable: {pin: 1}}}",
+    "another key": "revision: 99\nmodel: {}",
+    "list of models": "revision: 99\nmodels: [m]",
+    "null as models": "revision: 99\nmodels:",
+}
+BAD_RULES = {
+    "null": None,
+    "text": "follow",
+    "list": [],
+    "unknown key": {"stabel": {"follow": True}},
+    "log": {"log": {"path": "/log"}},
+    "empty stable": {"stable": {}},
+    "text as stable": {"stable": "follow"},
+    "number as stable": {"stable": 4},
+    "pin and follow": {"stable": {"pin": 1, "follow": True}},
+    "neither": {"stable": {"follow": False}},
+    "text as pin": {"stable": {"pin": "newest"}},
+    "negative pin": {"stable": {"pin": -1}},
+    "fraction as pin": {"stable": {"pin": 1.5}},
+    "list of pins": {"stable": {"pin": [1]}},
+    "pin that is not there": {"stable": {"pin": 987}},
+    "canary that is not there": {"canary": {"version": 987, "share": 0.1, "by": "user"}},
+    "shadow that is not there": {"shadow": {"version": 987}},
+    "canary without version": {"canary": {"share": 0.1, "by": "user"}},
+    "canary without share": {"canary": {"version": "newest", "by": "user"}},
+    "canary without column": {"canary": {"version": "newest", "share": 0.1}},
+    "canary of text": {"canary": {"version": "latest", "share": 0.1, "by": "user"}},
+    "share above 1": {"canary": {"version": "newest", "share": 1.01, "by": "user"}},
+    "share in percent": {"canary": {"version": "newest", "share": "5%", "by": "user"}},
+    "negative share": {"canary": {"version": "newest", "share": -0.1, "by": "user"}},
+    "share that is no number": {
+        "canary": {"version": "newest", "share": float("nan"), "by": "user"}
+    },
+    "infinite share": {"canary": {"version": "newest", "share": float("inf"), "by": "user"}},
+    "unknown column": {"canary": {"version": "newest", "share": 0.1, "by": "usr"}},
+    "label as column": {"canary": {"version": "newest", "share": 0.1, "by": "label"}},
+    "number as column": {"canary": {"version": "newest", "share": 0.1, "by": 5}},
+    "column of fractions": {"canary": {"version": "newest", "share": 0.1, "by": "price"}},
+    "number as salt": {"canary": {"version": "newest", "share": 0.1, "by": "user", "salt": 5}},
+    "NUL in salt": {"canary": {"version": "newest", "share": 0.1, "by": "user", "salt": "a\0"}},
+    "unknown key of canary": {"canary": {"version": 1, "share": 0.1, "by": "user", "of": 1}},
+    "shadow without version": {"shadow": {}},
+    "sample above 1": {"shadow": {"version": "newest", "sample": 2}},
+    "negative rate": {"shadow": {"version": "newest", "rows_per_second": -1}},
+    "text as rate": {"shadow": {"version": "newest", "rows_per_second": "many"}},
+}
+
+
+def test_a_bad_file_of_rules_is_refused_by_name_and_the_rule_stays(routed: Routed) -> None:
+    first = routed.versions[0]
+    routed.write({"stable": {"pin": first}})
+    whole = routed.file.read_bytes()
+    cases = {**BAD}
+    for name, rule in BAD_RULES.items():
+        cases[name] = yaml.safe_dump({"revision": 99, "models": {"m": rule}})
+    cases["unknown model"] = yaml.safe_dump({"revision": 99, "models": {"n": {}}})
+    cases["the same revision"] = yaml.safe_dump({"revision": routed.revision, "models": {}})
+    cases["an older file"] = yaml.safe_dump({"revision": routed.revision - 1, "models": {}})
+    assert len(cases) >= 50
+    for name, text in cases.items():
+        routed.text(text)
+        reason = routed.model.reason
+        assert "its rules are not in force" in reason, name
+        assert "routes" in reason
+        assert routed.model.versions[0] == str(first), name
+        assert routed.models.ready
+    routed.file.unlink()
+    routed.text(b"")
+    assert "its rules are not in force" in routed.model.reason
+    assert routed.ask(1) == (first, "stable")
+    routed.text(whole)
+    assert routed.model.reason == ""
+
+
+def test_a_shadow_scores_answered_requests_and_counts_their_differences(routed: Routed) -> None:
+    first, second, _ = routed.versions
+    counts = routed.model.shadow_counts
+    before = counts.requests
+    routed.write({"stable": {"pin": second}, "shadow": {"version": first}})
+    assert {routed.ask(user) for user in range(20)} == {(second, "stable")}
+    wait_for(lambda: counts.requests - before == 20, "the shadow scores all of them")
+    assert counts.different > 0
+    assert counts.difference_most >= counts.difference_sum / counts.rows > 1e-6
+    routed.write({"stable": {"pin": second}, "shadow": {"version": second}})
+    different, seen = counts.different, counts.requests
+    routed.ask(1)
+    wait_for(lambda: counts.requests > seen, "the shadow scores it")
+    assert counts.different == different
+    routed.write({"stable": {"pin": second}, "shadow": {"version": first, "rows_per_second": 0}})
+    dropped = counts.dropped
+    routed.ask(1)
+    assert counts.dropped == dropped + 1
+
+
+def test_a_publisher_keeps_what_a_rule_names_and_no_longer(routed: Routed) -> None:
+    """Under `keep=1`; a lease is over after a week."""
+    trainer = routed.trainer
+    first = routed.versions[0]
+    routed.write({"stable": {"pin": first}})
+    routed.watcher.step()
+    trainer.publisher = PublishDirectory(routed.published, keep=1)
+    trainer.publish(20, full=True)
+    newest = trainer.publish(21, full=True)
+    assert open_checkpoint(routed.published, first).manifest.version == first
+    with pytest.raises(PersistError, match=f"Choose one of: {first}, {newest}"):
+        open_checkpoint(routed.published, routed.versions[1])
+    (leases,) = routed.published.glob("LEASE-*")
+    content = json.loads(leases.read_text())
+    leases.write_text(json.dumps({**content, "written": content["written"] - 8 * 86_400}))
+    trainer.publish(22, full=True)
+    with pytest.raises(PersistError, match="no state has this version"):
+        open_checkpoint(routed.published, first)
+    assert routed.model.versions[0] == str(first)  # the rows of the server stay
+    rows = routed.trainer.folder / "rows"
+    verify_served(rows)
+    pinned = routed.model.current.version
+    newest_version = routed.model.loaded(routed.model.versions[-1]).version
+    assert isinstance(pinned, MappedVersion)
+    assert isinstance(newest_version, MappedVersion)
+    (only, *_) = [
+        name for name in pinned.files() - newest_version.files() if name.endswith(".rows")
+    ]
+    path = rows / "m" / only
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=re.escape(only)):
+        verify_served(rows)
+
+
+@pytest.mark.slow
+def test_workers_answer_by_one_rule_also_those_that_start_later(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """The trainer keeps one full, and goes on; the pinned version outlives that in the rows."""
+    file = tmp_path / "routes.yaml"
+    trainer.publisher = PublishDirectory(trainer.folder / "published", keep=1)
+    first = trainer.publish(0, full=True)
+    arguments = (
+        f"m={trainer.folder / 'export'}",
+        *("--watch", trainer.folder / "published"),
+        *("--routes", file),
+        *("--set", f"rows={tmp_path / 'rows'}"),
+    )
+    server = Workers(*arguments)
+    asked = trainer.asked
+
+    def versions() -> set[int]:
+        """Which versions answer, over a connection each; each answer is that of its version."""
+        answers = set()
+        for _ in range(12):
+            with hb.Client(f"http://{server.http}") as client:
+                scores = client.ask("m", asked)
+            expected = trainer.scores[scores.version]
+            assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
+            answers.add(scores.version)
+        return answers
+
+    wait_for(lambda: versions() == {first}, "the first version", 60)
+    change_routes(file, "m", {"stable": str(first)})
+
+    def revisions() -> list[str]:
+        text = server.get("/metrics")[1]
+        return re.findall(r'hotbed_routes_revision{model="m",worker="\w+"} (\d+)', text)
+
+    wait_for(lambda: len(revisions()) == 3, "the rule in all processes", 60)
+    for seed in range(1, 4):
+        newest = trainer.publish(seed, full=True)
+    wait_for(lambda: server.get(f"/v2/models/m/versions/{newest}/ready")[0] == 200, "newest", 60)
+    assert versions() == {first}
+    change_routes(file, "m", {"canary": f"{newest}=100%", "by": "user"})
+    wait_for(lambda: {float(each) for each in revisions()} == {2.0}, "in all processes", 60)
+    with hb.Client(f"http://{server.http}") as client:
+        columns = {**asked, "user": [7] * 30}
+        scores = client.ask("m", columns)
+        assert (scores.version, scores.route) == (newest, "canary")
+        assert client.ask("m", asked).route == "stable"  # several users: none
+    os.kill(server.children[0], signal.SIGKILL)
+    change_routes(file, "m", {"stable": str(first), "canary": "none"})
+    wait_for(lambda: server.told("ended with -9"), "a worker is gone", 60)
+    wait_for(
+        lambda: (
+            'hotbed_worker_up{worker="2"} 1.0' in server.get("/metrics")[1]
+            and len(revisions()) == 3
+            and set(revisions()) == {"3"}
+        ),
+        "the rule in all processes",
+        120,
+    )
+    assert versions() == {first}
+    rows = replica_routes([f"http://{server.http}"])
+    assert [(row.model, row.revision, row.stable, row.canary) for row in rows] == [
+        ("m", 3, first, "")
+    ]
+    assert not differ(rows)
+    server.stop(signal.SIGKILL)
+    change_routes(file, "m", {"stable": str(first)})
+    server = Workers(*arguments)
+    assert versions() == {first}

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minutes of load on workers that are killed, while versions arrive, a share of the users moves
+between two versions, and a shadow scores. HOTBED_SOAK_SECONDS sets the length, ten minutes by
+default.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import xxhash
+import yaml
+from tritonclient.utils import InferenceServerException
+
+import hotbed as hb
+from hotbed.errors import HotbedError, ServingError
+from hotbed.files import new_file
+
+from .conftest import Process, Trainer, Workers, at_it, draw, wait_for
+from .test_grpc import tensors
+from .test_load_soak import LOST
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000)]
+SECONDS = float(os.environ.get("HOTBED_SOAK_SECONDS", "600"))
+USERS, CANDIDATES = 40, 10
+MOVE_SECONDS, KILL_SECONDS, BASE_SECONDS = 20, 15, 15
+
+
+class UserTrainer(Trainer):
+    """Knows what each version scores for each user: [USERS, CANDIDATES]."""
+
+    def predict(self) -> Any:
+        candidates = draw(CANDIDATES, 7)
+        columns = {name: list(values) * USERS for name, values in candidates.items()}
+        columns["user"] = np.repeat(np.arange(USERS), CANDIDATES)
+        data = hb.sources.Memory({**columns, "label": np.zeros(USERS * CANDIDATES)})
+        scores = self.model.predict(hb.Dataset(data, self.model.schema, 400))
+        return np.asarray(scores).reshape(USERS, CANDIDATES)
+
+
+class Asking:
+    """Clients of a server; `share`: the share that is in force in all processes, None while moved.
+
+    Attributes:
+        counts: of answers, by protocol and route, and of lost connections.
+        wrong: errors of the server, scores of no version, and users on the wrong side.
+        waits: seconds of the answers of the open loop, from when each was due.
+    """
+
+    def __init__(self, server: Process, trainer: UserTrainer) -> None:
+        self.counts = Counter[str]()
+        self.wrong = list[str]()
+        self.waits = list[float]()
+        self.share: float | None = None
+        self.stop = threading.Event()
+        self._server = server
+        self._trainer = trainer
+        self._columns = draw(CANDIDATES, 7)
+        self._columns.pop("user")
+
+    def over_http(self) -> None:
+        draws = random.Random(threading.get_ident())
+        while not self.stop.is_set():
+            with hb.Client(f"http://{self._server.http}") as client:
+                for _ in range(50):
+                    self._ask("http", draws.randrange(USERS), self._by_http(client))
+
+    def over_grpc(self) -> None:
+        draws = random.Random(threading.get_ident())
+        while not self.stop.is_set():
+            with triton.InferenceServerClient(self._server.grpc) as client:
+                for _ in range(50):
+                    self._ask("grpc", draws.randrange(USERS), self._by_grpc(client))
+
+    def open_loop(self, rate: float) -> None:
+        """Ask at times that do not depend on the answers."""
+        draws = random.Random(0)
+        local = threading.local()
+
+        def ask(due: float, user: int) -> None:
+            if not hasattr(local, "client"):
+                local.client = hb.Client(f"http://{self._server.http}")
+            self._ask("open", user, self._by_http(local.client))
+            self.waits.append(time.monotonic() - due)
+
+        with ThreadPoolExecutor(16) as pool:
+            due = time.monotonic()
+            while not self.stop.is_set():
+                due += draws.expovariate(rate)
+                time.sleep(max(0.0, due - time.monotonic()))
+                pool.submit(ask, due, draws.randrange(USERS))
+
+    def _by_http(self, client: hb.Client) -> Callable[[int], tuple[int, str, Any]]:
+        def ask(user: int) -> tuple[int, str, Any]:
+            scores = client.ask("m", self._columns, {"user": user})
+            return scores.version, scores.route, scores.outputs["prediction"]
+
+        return ask
+
+    def _by_grpc(self, client: Any) -> Callable[[int], tuple[int, str, Any]]:
+        def ask(user: int) -> tuple[int, str, Any]:
+            answer = client.infer("m", tensors({**self._columns, "user": np.array([user])}))
+            response = answer.get_response()
+            route = response.parameters["route"].string_param
+            return int(response.model_version), route, answer.as_numpy("prediction")
+
+        return ask
+
+    def _ask(self, kind: str, user: int, ask: Callable[[int], tuple[int, str, Any]]) -> None:
+        share = self.share
+        try:
+            version, route, scores = ask(user)
+        except (ServingError, InferenceServerException) as error:
+            is_lost = any(word in str(error).lower() for word in LOST)
+            self.counts[f"{kind} lost"] += is_lost
+            if not is_lost:
+                self.wrong.append(f"{kind}: {error}")
+            return
+        self.counts[f"{kind} {route}"] += 1
+        apart = np.abs(scores - self._trainer.scores[version][user]).max()
+        if not apart < 1e-6:
+            self.wrong.append(f"{kind}: version {version}, user {user}, {apart} apart")
+        if share is not None and share == self.share:
+            text = f"s\0m\0{user}".encode()
+            side = "canary" if xxhash.xxh64_intdigest(text) < share * 2**64 else "stable"
+            if route != side:
+                self.wrong.append(f"{kind}: user {user} at {share} got {route}")
+
+
+@contextmanager
+def clients(server: Process, trainer: UserTrainer, rate: float) -> Iterator[Asking]:
+    asking = Asking(server, trainer)
+    loops = [asking.over_http, asking.over_http, asking.over_grpc, asking.over_grpc]
+    with at_it(*loops, lambda: asking.open_loop(rate)):
+        try:
+            yield asking
+        finally:
+            asking.stop.set()
+
+
+def resident_bytes(process: int) -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def p99(waits: list[float]) -> float:
+    return float(np.quantile(waits, 0.99)) if waits else float("nan")
+
+
+def wait_for_revision(server: Process, revision: int) -> None:
+    def is_there() -> bool:
+        with suppress(HotbedError, OSError), hb.Client(f"http://{server.http}") as client:
+            return client.status()["models"][0]["routes"]["revision"] == revision
+        return False
+
+    wait_for(is_there, f"revision {revision} in all processes", 60)
+
+
+def test_a_split_that_moves_under_load_and_kills_gives_no_error_and_no_mixed_answer(
+    tmp_path: Path, exported: Path
+) -> None:
+    trainer = UserTrainer(tmp_path, exported)
+    first = trainer.publish(0, full=True)
+    file = tmp_path / "routes.yaml"
+    source = (f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+
+    plain = Workers(*source)
+    with hb.Client(f"http://{plain.http}") as client:
+        wait_for(lambda: client.ask("m", draw(3, 1)).version == first, "the first version", 60)
+        began = time.monotonic()
+        for _ in range(300):
+            client.ask("m", draw(CANDIDATES, 7))
+        rate = 0.7 * 300 / (time.monotonic() - began)
+    with clients(plain, trainer, rate) as asking:
+        time.sleep(BASE_SECONDS)
+    base = p99(asking.waits)
+    assert not asking.wrong, asking.wrong[:5]
+    assert plain.stop() == 0
+
+    def write(revision: int, share: float) -> None:
+        canary = {"version": first, "share": share, "by": "user", "salt": "s"}
+        shadow = {"version": first, "sample": 0.1, "rows_per_second": 500}
+        models = {"m": {"canary": canary, "shadow": shadow}}
+        with new_file(file) as text:
+            text.write(yaml.safe_dump({"revision": revision, "models": models}).encode())
+
+    write(1, 0.0)
+    log = ("--set", f"log={tmp_path / 'log'}", "--set", f"rows={tmp_path / 'rows'}")
+    server = Workers(*source, "--routes", file, *log)
+    wait_for_revision(server, 1)
+    sizes = list[int]()
+    kills, seed, revision, moved, killed = 0, 1, 1, 0.0, 0.0
+    with clients(server, trainer, rate) as asking:
+        asking.share = 0.0
+        began = moved = killed = time.monotonic()
+        while time.monotonic() - began < SECONDS:
+            until = time.monotonic() + 1
+            trainer.publish(seed, full=seed % 20 == 19)
+            seed += 1
+            if time.monotonic() - moved > MOVE_SECONDS:
+                asking.share = None
+                revision += 1
+                share = (0.0, 0.5)[revision % 2 == 0]
+                write(revision, share)
+                wait_for_revision(server, revision)
+                asking.share, moved = share, time.monotonic()
+            if time.monotonic() - killed > KILL_SECONDS and len(server.children) == 2:
+                os.kill(random.Random(seed).choice(server.children), signal.SIGKILL)
+                kills, killed = kills + 1, time.monotonic()
+            sizes.append(resident_bytes(server.process.pid))
+            time.sleep(max(0.0, until - time.monotonic()))
+    with hb.Client(f"http://{server.http}") as client:
+        routes = client.status()["models"][0]["routes"]
+    print(
+        dict(asking.counts),
+        f"versions {seed}, moves {revision - 1}, kills {kills}, shadow {routes['shadow']}",
+        f"p99 {p99(asking.waits):.4f} s, with one version {base:.4f} s",
+        f"rate {rate:.0f}/s, parent {sizes[len(sizes) // 5] >> 20} to {sizes[-1] >> 20} MiB",
+        sep="\n",
+    )
+    assert not asking.wrong, asking.wrong[:5]
+    assert asking.counts["http canary"] > SECONDS / 4
+    assert asking.counts["grpc canary"] > SECONDS / 4
+    assert routes["shadow"]["requests"] > SECONDS / 4
+    lost = sum(count for kind, count in asking.counts.items() if "lost" in kind)
+    assert lost <= 100 * (kills + 1)
+    fifth = len(sizes) // 5
+    assert np.mean(sizes[-fifth:]) < np.mean(sizes[fifth : 2 * fifth]) + (48 << 20)
+    assert server.stop() == 0
