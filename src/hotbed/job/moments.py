@@ -48,14 +48,14 @@ def find_time(frame: pl.DataFrame, label: str) -> str | None:
 
 
 def time_line(values: pl.Series) -> Line:
-    """Return the line of the time of events, with the first and the last one."""
+    """Return the line of the time of events, with the first and the last one in UTC."""
     option = "" if values.dtype.is_temporal() else f", unit: {_unit(values)}"
     text = f"{{kind: time, name: {quoted(values.name)}{option}}}"
     micros = _microseconds(values)
     if micros is None:
         return Line("time", text, "times of which some cannot be read")
     moments = micros.drop_nulls().sort().cast(pl.Datetime("us"))
-    return Line("time", text, f"{moments[0]} to {moments[-1]}")
+    return Line("time", text, f"{moments[0]} to {moments[-1]}, UTC")
 
 
 def other_time_line(values: pl.Series, time: pl.Series | None) -> Line | None:
@@ -67,7 +67,10 @@ def other_time_line(values: pl.Series, time: pl.Series | None) -> Line | None:
     if time is not None and repeats(values, time):
         return left_out(name, f"the same moment as {time.name}")
     if is_time(values):
-        return left_out(name, "a moment, which does not come again; time_of_day makes hours of it")
+        reason = (
+            "a moment, which does not come again; time_of_day makes hours of it, in UTC or a zone"
+        )
+        return left_out(name, reason)
     if values.dtype == pl.String and _share_like(values, _OTHER_DATE) == 1:
         example = values.drop_nulls()[0]
         return left_out(name, f"a date in a form that is not known, such as {example}; write ISO")

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -157,6 +158,23 @@ def test_time_of_day_knows_the_parts_of_a_time(part: str, expected: int) -> None
     assert ids([-1], [TimeOfDay("hour")]) == [[23]]
 
 
+@pytest.mark.parametrize("zone", ["Asia/Shanghai", "America/St_Johns", "Europe/Berlin"])
+def test_time_of_day_reads_the_clocks_of_a_zone_also_in_summer(zone: str) -> None:
+    seconds = [*range(1_413_896_829, 1_413_896_829 + 20_000_000, 1_000_003), -7]
+    moments = [datetime.fromtimestamp(each, ZoneInfo(zone)) for each in seconds]
+    parts = {
+        "hour": [moment.hour for moment in moments],
+        "minute": [60 * moment.hour + moment.minute for moment in moments],
+        "weekday": [moment.weekday() for moment in moments],
+        "hour_of_week": [24 * moment.weekday() + moment.hour for moment in moments],
+    }
+    for part, expected in parts.items():
+        assert ids([*seconds, None], [TimeOfDay(part, zone=zone)]) == [
+            *([each] for each in expected),
+            [],
+        ]
+
+
 def test_text_where_numbers_are_needed_is_one_clear_error() -> None:
     for transform in (Clip(0), Log(), Normalize(0, 1), Bucketize([1])):
         with pytest.raises(
@@ -176,6 +194,7 @@ def test_text_where_numbers_are_needed_is_one_clear_error() -> None:
         (lambda: FillMissing(), "expected a value or a statistic, got statistic=None"),
         (lambda: FillMissing(statistic="mode"), "got statistic='mode'"),
         (lambda: TimeOfDay("year"), r"time_of_day\.part: unknown value, got 'year'"),
+        (lambda: TimeOfDay(zone="China"), r"time_of_day\.zone: unknown time zone, got 'China'"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, message: str) -> None:

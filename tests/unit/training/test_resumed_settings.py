@@ -1040,7 +1040,7 @@ FIELDS: dict[str, list[FieldCase]] = {
                 ("`value`", TRANSFORMS.FillMissing(1), TRANSFORMS.FillMissing(2)),
                 ("`by`", TRANSFORMS.Shift(1), TRANSFORMS.Shift(2)),
                 ("`delimiter`", TRANSFORMS.Split("|"), TRANSFORMS.Split(",")),
-                ("`part`, `unit`", TRANSFORMS.TimeOfDay(), TRANSFORMS.TimeOfDay("weekday")),
+                ("`part`, `unit`, `zone`", TRANSFORMS.TimeOfDay(), TRANSFORMS.TimeOfDay("weekday")),
             )
         ),
         *(
