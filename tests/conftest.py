@@ -51,6 +51,7 @@ ALLOWED_SKIPS = (
     "needs /proc",
     "network namespaces absent",
     "cgroups absent",
+    "OpenTelemetry absent",
     "Prometheus absent",
     "mounts absent",
     "disk space absent",

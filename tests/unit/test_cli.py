@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "check": job,
         "online": ["--max-seconds", "--max-steps", "--ranks", *job],
         "evaluate": ["--by", "--ranks", *job],
-        "predict": ["--out", "--ranks", "--set", "files", "what"],
+        "predict": ["--keep", "--out", "--ranks", "--set", "files", "what"],
         "rescore": ["log", "model"],
         "export": ["--out", "--set", "what"],
         "serve": [
@@ -286,6 +287,12 @@ def test_exported_model_scores_files_as_the_job_does(
     size = sum(file["bytes"] for file in manifest["files"].values())
     assert f"1 tables, {rows:,} rows, {size:,} bytes, learned until 2020-10-" in printed
     assert f"digest {manifest['digest']}" in printed
+    assert "serve it: hotbed serve model=out/export" in printed
+    asked = printed.partition("ask it: ")[2]
+    address, data = shlex.split(asked)[2:5:2]
+    assert address == "localhost:8000/v2/models/model/infer"
+    inputs = {each["name"]: each["data"] for each in json.loads(data)["inputs"]}
+    assert hb.InferenceSession("out/export").predict(inputs).shape == (1,)
     # the stream's last event: it is the newest state
     assert manifest["learned"] == 1_600_000_000 + 499 * 3600
 
@@ -326,9 +333,25 @@ def test_exported_model_scores_files_as_the_job_does(
     ours, theirs = pq.read_table("out/predictions.parquet"), pq.read_table("scores.parquet")
     assert np.abs(ours["clicked"].to_numpy() - theirs["prediction"].to_numpy()).max() < 1e-6
     pyarrow.csv.write_csv(table, "rows.csv")
-    code, _, error = call(capsys, monkeypatch, "predict", "out/export", "rows.csv")
+    code, _, error = call(
+        capsys, monkeypatch, "predict", "out/export", "rows.csv", "--keep", "at,user"
+    )
     assert code == 0, error
-    assert pq.read_table("predictions.parquet").equals(theirs)
+    kept = pq.read_table("predictions.parquet")
+    assert kept.select(["at", "user"]).equals(table.select(["at", "user"]))
+    assert kept.drop_columns(["at", "user"]).equals(theirs)
+    whole = pq.read_table("rows.parquet")
+    source = "predict={kind: parquet, path: rows.parquet}"
+    call(capsys, monkeypatch, "predict", "job.yaml", "--set", source, "--keep", "user,clicked")
+    kept = pq.read_table("out/predictions.parquet")
+    assert kept.column_names == ["user", "clicked", "predicted_clicked"]
+    assert kept.select(["user", "clicked"]).equals(whole.select(["user", "clicked"]))
+    assert kept["predicted_clicked"].equals(ours["clicked"])
+    code, _, error = call(
+        capsys, monkeypatch, "predict", "out/export", "rows.csv", "--keep", "colour"
+    )
+    assert code == 2
+    assert "colour" in error
 
 
 def test_wrong_exports_and_scorings_are_errors(

@@ -297,18 +297,25 @@ def predict(
         typer.Argument(metavar="[FILES]...", help="The files that an exported model scores."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The Parquet file to write, or its URL.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,…", help="Columns to copy beside the predictions, such as user,item."
+        ),
+    ] = None,
     assignments: Assignments = None,
     ranks: Ranks = None,
 ) -> None:
     """Score files with an exported model, or a job's `predict` source with its newest model.
 
     Without `predict`, `valid` is scored. predictions.parquet has the predictions in the order of
-    the rows. An exported model does not need torch.
+    the rows, and the columns of `--keep`. An exported model does not need torch.
     """
     from hotbed.cli import show
     from hotbed.job import run
     from hotbed.job.file import names_a_job
 
+    keep_columns = keep.split(",") if keep else []
     if names_a_job(what):
         if files:
             raise ConfigError(
@@ -317,9 +324,10 @@ def predict(
             )
         if ranks is not None and ranks > 1:
             flags = [] if out is None else ["--out", out]
+            flags += [] if keep is None else ["--keep", keep]
             _run_on_ranks(ranks, ["predict", what, *flags], assignments)
             return
-        show.print_predictions(run.predict(_read(Path(what), assignments), out))
+        show.print_predictions(run.predict(_read(Path(what), assignments), out, keep_columns))
         return
     if not files or assignments or ranks:
         raise ConfigError(
@@ -328,7 +336,8 @@ def predict(
             "predict MODEL FILES..."
         )
     with show.ScoringBar() as bar:
-        predictions = run.predict_files(what, files, out or "predictions.parquet", bar.update)
+        path = out or "predictions.parquet"
+        predictions = run.predict_files(what, files, path, keep_columns, bar.update)
     show.print_predictions(predictions)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from hotbed.training.watching.segments import SegmentRow, SegmentTables
 
 console = Console()
+_SERVED_AS = "model"  # the name of an exported model in the commands that serve and ask it
 
 
 def print_line(text: str) -> None:
@@ -378,12 +380,14 @@ def print_export(exported: Exported) -> None:
     learned = ""
     if manifest.learned is not None:
         learned = f", learned until {_moment(manifest.learned)}"
+    request = shlex.quote(json.dumps(exported.request(), ensure_ascii=False))
     print_line(
         f"version {manifest.version}: {len(tables)} tables, {num_rows:,} rows, "
         f"{num_bytes:,} bytes{learned}\n"
         f"digest {manifest.digest}\n"
         f"exported: {exported.path}\n"
-        f"serve it: hotbed serve {exported.path}"
+        f"serve it: hotbed serve {_SERVED_AS}={shlex.quote(str(exported.path))}\n"
+        f"ask it:   curl -s localhost:8000/v2/models/{_SERVED_AS}/infer -d {escape(request)}"
     )
 
 

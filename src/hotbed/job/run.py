@@ -34,12 +34,17 @@ from hotbed.persist.upkeep.rollback import open_state
 from hotbed.yaml_files import parse_value
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hotbed.connectors.source import Source
     from hotbed.persist.container.format import Reader, Saved
     from hotbed.persist.container.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.baselines import Baselines
     from hotbed.training.watching.history import History
     from hotbed.training.watching.segments import BySegment, SegmentTables
+
+_KEEP_ROWS = 65_536  # rows read at a time to copy columns of them
 
 # --- reading --------------------------------------------------------------------------------------
 
@@ -346,6 +351,16 @@ class Exported:
     manifest: Manifest
     path: Where
 
+    def request(self) -> dict[str, Any]:
+        """Return a request in JSON that a server of the model answers; its values are made up."""
+        from hotbed.data import Schema
+        from hotbed.serving.arguments import column_shapes
+        from hotbed.serving.protocol.inputs import ModelInputs
+
+        assert self.manifest.graph is not None
+        shapes = column_shapes(self.manifest.graph.to_json())
+        return ModelInputs(Schema.from_json(self.manifest.schema or {}), shapes).example()
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -443,15 +458,21 @@ def _learned_baselines(job: Job) -> list[Baselines]:
     return callbacks.of(Baselines) if there else []
 
 
-def predict(job: Job, out: Where | None = None) -> Predictions:
+def predict(job: Job, out: Where | None = None, keep: Sequence[str] = ()) -> Predictions:
     """Score the job's `predict`, else its `valid`, with its newest model.
 
     Args:
         job: the job.
         out: the Parquet file to write, or its URL; None: `predictions.parquet` in the job's output.
+        keep: columns of the source to copy beside the predictions.
+
+    Raises:
+        DataError: rows that cannot be used were left out, so that others cannot be kept.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from hotbed.serving.session import beside
 
     source = job.predict or job.valid
     if source is None:
@@ -464,19 +485,43 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
     scores = model.predict(job.dataset(source, model.schema))
     if not isinstance(scores, Mapping):
         scores = {model.schema.labels[0].name: scores}
-    table = pa.table({name: pa.array(values) for name, values in scores.items()})
+    predictions = {name: pa.array(values) for name, values in scores.items()}
+    num_rows = len(next(iter(predictions.values())))
     path = out or job.output_path("predictions.parquet")
 
     def write() -> None:
+        table = pa.table(predictions)
+        if keep:
+            table = pa.table(beside(_kept_rows(source, keep, num_rows), keep, predictions))
         with new_file(path) as file:
             pq.write_table(table, file)
 
     from_first(write)
-    return Predictions(table.num_rows, path)
+    return Predictions(num_rows, path)
+
+
+def _kept_rows(source: Source, keep: Sequence[str], num_rows: int) -> pa.Table:
+    """Return columns of a source of which `num_rows` rows were scored."""
+    import pyarrow as pa
+
+    from hotbed.connectors.read_plan import ReadPlan
+
+    batches = [rows for rows, _ in source.read(None, _KEEP_ROWS, ReadPlan(tuple(keep)))]
+    table = pa.Table.from_batches(batches)
+    if table.num_rows != num_rows:
+        raise DataError(
+            f"--keep: expected {num_rows} rows, as were scored, got {table.num_rows}. Rows that "
+            "cannot be used were left out. Set fit.on_error=raise to see them, or leave --keep out."
+        )
+    return table
 
 
 def predict_files(
-    model: Where, files: Sequence[str], out: Where, report: Report = ignore
+    model: Where,
+    files: Sequence[str],
+    out: Where,
+    keep: Sequence[str] = (),
+    report: Report = ignore,
 ) -> Predictions:
     """Score files with an exported model, without torch, batch by batch.
 
@@ -486,6 +531,7 @@ def predict_files(
         model: folder or URL of the exported model.
         files: csv, tsv, jsonl or parquet files, all of one kind.
         out: the Parquet file to write, or its URL.
+        keep: columns of the files to copy beside the predictions.
         report: called with `Scored` after each batch.
     """
     import pyarrow.parquet as pq
@@ -503,7 +549,7 @@ def predict_files(
     num_rows = 0
     with new_file(out) as file, ExitStack() as opened:
         writer = None
-        for batch in session.predict_source(source):
+        for batch in session.predict_source(source, keep=keep):
             if writer is None:
                 writer = opened.enter_context(pq.ParquetWriter(file, batch.schema))
             writer.write_batch(batch)

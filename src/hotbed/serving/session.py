@@ -329,14 +329,17 @@ class InferenceSession:
             if name in self._inputs:
                 feeds[name] = np.tile(values, len(rows) // max(num_rows, 1))
 
-    def predict_source(self, source: Source, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
+    def predict_source(
+        self, source: Source, batch_size: int = 4096, keep: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the predictions of every row of a source, in its order.
 
-        A record batch has a float32 column for each output. Labels need not be there. Text files
-        are read with the types of training.
+        A record batch has the columns of the source that `keep` names, and a float32 column for
+        each output; see `beside`. Labels need not be there. Text files are read with the types of
+        training.
 
         Raises:
-            ConfigError: the source never ends.
+            ConfigError: the source never ends, or has no column that `keep` names.
             DataError: a row does not fit.
 
         Example: `pa.Table.from_batches(session.predict_source(hb.sources.Parquet("rows.parquet")))`
@@ -348,17 +351,36 @@ class InferenceSession:
             if holds_text(kind):
                 types[name] = pa.string()
         columns = tuple(schema.raw_columns(labels=False))
-        plan = ReadPlan(columns, types)
+        plan = ReadPlan(tuple(dict.fromkeys((*columns, *keep))), types)
         for rows, position in source.read(None, batch_size, plan):
             try:
-                scores = self.ask(rows)
+                scores = self.ask(rows.select(columns) if keep else rows)
             except DecodeError as error:
                 rows_back = rows.num_rows - (error.row or 1) + 1
                 place = source.locate(position, rows_back)
                 raise DecodeError(
                     f"{place}: {error}", place.file, place.number, error.column
                 ) from error
-            yield pa.record_batch(dict(scores.outputs))
+            yield pa.record_batch(beside(rows, keep, scores.outputs))
+
+
+def beside(
+    rows: pa.RecordBatch | pa.Table, keep: Sequence[str], outputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the kept columns of rows, and their predictions.
+
+    A prediction that has the name of a kept column, as of a label, is called `predicted_NAME`.
+    Raises ConfigError for a column that the rows do not have.
+    """
+    missing = [name for name in keep if name not in rows.schema.names]
+    if missing:
+        raise ConfigError(
+            f"keep: the source has no such column, got {missing[0]!r}. Name one of its columns."
+        )
+    columns = {name: rows.column(name) for name in keep}
+    for name, values in outputs.items():
+        columns[f"predicted_{name}" if name in columns else name] = values
+    return columns
 
 
 def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersion:

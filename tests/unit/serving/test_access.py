@@ -258,7 +258,7 @@ def attributes_of(message: Any) -> dict[str, Any]:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """A receiver of spans, to which the processes that a test starts send theirs."""
-    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk absent")
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry absent")
     receiver = Collector()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -367,7 +367,7 @@ def test_calls_of_rows_and_of_the_client_carry_the_trace(exported: Path) -> None
 def test_the_client_sends_the_span_of_its_program(
     exported: Path, lines: list[dict[str, Any]]
 ) -> None:
-    trace = pytest.importorskip("opentelemetry.trace", reason="opentelemetry-api absent")
+    trace = pytest.importorskip("opentelemetry.trace", reason="OpenTelemetry absent")
     place = trace.SpanContext(int(TRACE_ID, 16), 0xB7AD6B7169203331, True, trace.TraceFlags(1))
     running = observed(exported, 1.0)
     with (
@@ -405,7 +405,7 @@ def test_spans_that_cannot_be_made_are_reported(
     assert open_spans() is None
     assert "pip install hotbed[tracing]" in caplog.text
     monkeypatch.undo()
-    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk absent")
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry absent")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ConfigError, match="the exporter 'pigeon' is not installed"):
         open_spans()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import DataError
+from hotbed.serving.arguments import column_shapes
 from hotbed.serving.protocol.inputs import ModelInputs
 
 from .conftest import Running, draw
@@ -183,3 +184,15 @@ def test_booleans_are_ids_only_where_training_had_booleans(
         status, _, answer = ask(running.http, "POST", "/v2/models/m/infer", {"inputs": body})
         assert status == 400, answer
         assert b"user" in answer
+
+
+def test_example_of_a_request_is_answered(served: Any) -> None:
+    running, session, _ = served
+    request = example_of(session)
+    status, _, answer = ask(running.http, "POST", "/v2/models/m/infer", request)
+    assert status == 200, answer
+
+
+def example_of(session: hb.InferenceSession) -> dict[str, Any]:
+    version = session.model
+    return ModelInputs(version.schema, column_shapes(version.graph)).example()

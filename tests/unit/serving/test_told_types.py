@@ -35,6 +35,7 @@ from hotbed.serving.request import RequestEncoder
 
 from .conftest import Running
 from .test_http import ask
+from .test_metadata import example_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:table .* is fed both")
 
@@ -288,6 +289,12 @@ def test_client_that_casts_as_the_metadata_says_gets_the_bits_of_training(
     assert expected == pytest.approx(asked.scores, abs=1e-6)
     assert np.ptp(expected) > 0.01
     assert np.asarray(WAYS[way](asked), np.float32).tolist() == expected.tolist()
+
+
+def test_example_of_a_request_is_answered_for_all_types(asked: Asked) -> None:
+    request = example_of(asked.session)
+    status, _, answer = ask(asked.running.http, "POST", "/v2/models/m/infer", request)
+    assert status == 200, answer
 
 
 def test_columns_without_a_recorded_type_are_told_what_their_uses_need() -> None:

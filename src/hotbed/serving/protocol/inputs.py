@@ -23,6 +23,7 @@ from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor, 
 
 T = TypeVar("T")
 _ZEROS: Mapping[str, Any] = {"BYTES": b"", "BOOL": False}
+_EXAMPLE_TIME = "2026-01-01T12:00:00Z"
 _CACHED_HEADS = 64
 _CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
 
@@ -248,6 +249,21 @@ class ModelInputs:
             name = described["name"]
             columns[name] = Tensor(name, datatype, shape, values).column()
         return Candidates(1, columns, {})
+
+    def example(self) -> dict[str, Any]:
+        """Return a request in JSON with one candidate, whose values are made up."""
+        tensors = []
+        for described in self.metadata():
+            shape = [max(1, length) for length in described["shape"]]
+            value: Any = 1
+            if described["datatype"] == "BYTES":
+                is_time = described.get("parameters", {}).get("unit") == "iso"
+                value = _EXAMPLE_TIME if is_time else "1"
+            elif described["datatype"] == "BOOL":
+                value = True
+            names = {"name": described["name"], "datatype": described["datatype"]}
+            tensors.append({**names, "shape": shape, "data": [value] * math.prod(shape)})
+        return {"inputs": tensors}
 
     def _lists(self) -> set[str]:
         """Return the raw columns that hold a list for each candidate."""
