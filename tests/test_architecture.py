@@ -140,6 +140,7 @@ ALLOWED: dict[str, str] = {
     "cli/commands.py:init": "what a user says of a data file is one option each",
     "cli/commands.py:plan": "what a user says of the machines is one option each",
     "cli/commands.py:serve": "what a user says of the server is one option each",
+    "cli/commands.py:parameter_server": "the options of `serve`",
     "cli/commands.py:route": "what a user says of the rule is one option each",
     "training/model.py:RecModel.__init__": "the eight arguments of mindspore_rec.RecModel",
     "training/model.py:RecModel.fit": "what is learned, how often, from which epoch to which "

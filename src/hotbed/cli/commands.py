@@ -58,6 +58,9 @@ TokenFile = Annotated[
 Watch = Annotated[
     list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
 ]
+RoutesFile = Annotated[
+    Path | None, typer.Option(help="A file that says which versions answer; see docs/routing.md.")
+]
 Checkpoint = Annotated[
     str, typer.Argument(metavar="CKPT", help="A folder of states, one state, or a URL.")
 ]
@@ -432,10 +435,7 @@ def serve(
         ),
     ],
     watch: Watch = None,
-    routes: Annotated[
-        Path | None,
-        typer.Option(help="A file that says which versions answer; see docs/routing.md."),
-    ] = None,
+    routes: RoutesFile = None,
     host: Host = "127.0.0.1",
     http_port: Annotated[
         int, typer.Option(help="The port of REST, metrics and the page; 0: a free one.")
@@ -527,6 +527,7 @@ def parameter_server(
         list[str], typer.Argument(metavar="[NAME=]MODEL...", help="Folders of exported models.")
     ],
     watch: Watch = None,
+    routes: RoutesFile = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0: a free one.")] = 8002,
     rows: Annotated[
@@ -548,7 +549,7 @@ def parameter_server(
         "token_file": None if token_file is None else str(token_file),
     }
     settings |= _assigned(assignments, "parameter-server")
-    serve_rows(models, watch or (), settings)
+    serve_rows(models, watch or (), settings, None if routes is None else str(routes))
 
 
 @app.command()

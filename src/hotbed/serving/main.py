@@ -96,36 +96,41 @@ def serve_models(
         rules = PoolRules(models.rules, server)
     models.check_kept(options.check_seconds)
     write_logs_aside()
-    with _following(followed, models.follow) as cache:
-        watching = Following(lambda _, error: log.error("%s", error))
-        if routes is not None:
-            published = {name: [source] for name, source in followed if not is_topic(source)}
-            leases = Leases(str(store.folder), published)
-            watcher = RouteWatcher(routes, _places(by_name, followed, cache), rules, leases)
-            watcher.start()
-            watching.repeat(routes, watcher.step, WATCH_SECONDS, at_once=False)
+    with (
+        _following(followed, models.follow) as cache,
+        _watching(
+            routes, _places(by_name, followed, cache), rules, _leases(store.folder, followed)
+        ),
+    ):
         server.run()
-        watching.close()
 
 
-def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
+def serve_rows(
+    sources: Sequence[str],
+    watch: Sequence[str],
+    settings: Mapping[str, Any],
+    routes: str | None = None,
+) -> None:
     """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
 
     Args:
         sources: the models, each `[NAME=]PATH`.
         watch: what models follow, each `[NAME=]SOURCE`.
         settings: keys of `RowsOptions`.
+        routes: the file of rules; None = each model has its newest version.
 
     Raises:
         ConfigError: a source or a setting is wrong.
     """
+    from hotbed.serving.server.endpoints.rows_rules import RowsRules
     from hotbed.serving.server.endpoints.rows_service import RowsServer
 
     options = config.build(dict(settings), RowsOptions, "parameter-server")
     log_lines("json")
     by_name = models_of(sources)
     followed = followed_of(watch, by_name)
-    server = RowsServer(options.parameter_server(), list(by_name), options)
+    store = options.parameter_server()
+    server = RowsServer(store, list(by_name), options)
     _load_each(
         by_name,
         lambda name: server.load_or_keep(
@@ -149,8 +154,10 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     for name in by_name:
         following.check_kept(name, partial(check, name), options.check_seconds)
     write_logs_aside()
-    with _following(followed, follow):
-        server.run()
+    with _following(followed, follow) as cache:
+        places = _places(by_name, followed, cache)
+        with _watching(routes, places, RowsRules(store), _leases(store.folder, followed)):
+            server.run()
         following.close()
 
 
@@ -236,6 +243,36 @@ def _following(
             folder = cache / str(number)
             follow(name, partial(open_follower, source, folder))
         yield cache
+
+
+@contextmanager
+def _watching(
+    routes: str | None,
+    places: Mapping[str, Sequence[Where]],
+    rules: RoutedProcesses,
+    leases: Leases,
+) -> Iterator[None]:
+    """Put the rules of a file in force, and watch it until the block ends.
+
+    Args:
+        routes: the file; None = there is none.
+        places: where the versions of each model lie.
+        rules: of the processes that answer.
+        leases: of the versions that rules name.
+    """
+    watching = Following(lambda _, error: log.error("%s", error))
+    if routes is not None:
+        watcher = RouteWatcher(routes, places, rules, leases)
+        watcher.start()
+        watching.repeat(routes, watcher.step, WATCH_SECONDS, at_once=False)
+    yield
+    watching.close()
+
+
+def _leases(rows: Path, followed: Sequence[tuple[str, str]]) -> Leases:
+    """Return the leases of the server with this served folder, in the folders that it follows."""
+    published = {name: [source] for name, source in followed if not is_topic(source)}
+    return Leases(str(rows.resolve()), published)
 
 
 def _places(

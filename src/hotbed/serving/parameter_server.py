@@ -292,12 +292,16 @@ class ParameterServer(RowStore):
             return None
 
     def version(self, name: str, digest: str) -> MappedVersion:
-        """Return the newest version or the one before it, by digest.
+        """Return the newest version, the one before it or the pinned one, by digest.
 
         Raises StoreError for any other version.
         """
         newest = self.model(name)
-        for version in (newest, *self._versions.get(name, ())):
+        versions = [newest, *self._versions.get(name, ())]
+        pinned = self.held.pinned(name)
+        if pinned is not None:
+            versions.append(pinned)
+        for version in versions:
             if version.digest == digest:
                 return version
         raise StoreError(

@@ -37,7 +37,7 @@ from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.mapped import MappedVersion
 from hotbed.serving.stores.verifying import verify_served
 
-from .conftest import Running, Trainer, Workers, draw, wait_for
+from .conftest import Held, Process, Running, Trainer, Workers, draw, wait_for
 from .test_grpc import tensors
 
 
@@ -336,6 +336,28 @@ def test_a_bad_file_of_rules_is_refused_by_name_and_the_rule_stays(routed: Route
     assert routed.model.reason == ""
 
 
+def test_a_mounted_config_map_is_followed(routed: Routed, tmp_path: Path) -> None:
+    """The platform replaces a link to a folder, and never the file."""
+    first, second, _ = routed.versions
+    mounted, file = tmp_path / "mounted", routed.file
+    mounted.mkdir()
+    (mounted / "routes.yaml").symlink_to("..data/routes.yaml")
+    file.unlink(missing_ok=True)
+    file.symlink_to(mounted / "routes.yaml")
+    for number, version in enumerate((first, second)):
+        routed.revision += 1
+        content = mounted / f"..{number}"
+        content.mkdir()
+        rule = {"revision": routed.revision, "models": {"m": {"stable": {"pin": version}}}}
+        (content / "routes.yaml").write_text(yaml.safe_dump(rule))
+        (mounted / "..new").symlink_to(content.name)
+        (mounted / "..new").rename(mounted / "..data")
+        for _ in range(2):
+            routed.watcher.step()
+        assert routed.ask(1) == (version, "stable")
+    file.unlink()
+
+
 def test_a_shadow_scores_answered_requests_and_counts_their_differences(routed: Routed) -> None:
     first, second, _ = routed.versions
     counts = routed.model.shadow_counts
@@ -461,3 +483,34 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
     change_routes(file, "m", {"stable": str(first)})
     server = Workers(*arguments)
     assert versions() == {first}
+
+
+@pytest.mark.slow
+def test_a_parameter_server_pins_a_version_for_the_servers_before_it(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    file, published = tmp_path / "routes.yaml", trainer.folder / "published"
+    first = trainer.publish(0, full=True)
+    newest = trainer.publish(1)
+    source = (f"m={trainer.folder / 'export'}", "--watch", published, "--routes", file)
+    rows = Held(tmp_path / "rows", *source)
+    server = Process(f"m=grpc://127.0.0.1:{rows.port}", "--set", "cache_deadline_seconds=10")
+
+    def version() -> int:
+        with hb.Client(f"http://{server.http}") as client:
+            scores = client.ask("m", trainer.asked)
+        expected = trainer.scores[scores.version]
+        assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
+        assert scores.late == 0
+        return scores.version
+
+    wait_for(lambda: version() == newest, "the newest version", 60)
+    change_routes(file, "m", {"stable": str(first)})
+    wait_for(lambda: version() == first, "the pinned version", 60)
+    newest = trainer.publish(2)
+    wait_for(lambda: rows.told(f"has version {newest}"), "another version", 60)
+    change_routes(file, "m", {"shadow": "newest"})
+    wait_for(lambda: rows.told("a parameter server can only pin versions"), "the reason", 60)
+    assert version() == first
+    change_routes(file, "m", {"stable": "newest", "shadow": "none"})
+    wait_for(lambda: version() == newest, "the newest version", 60)

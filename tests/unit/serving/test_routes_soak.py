@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -33,6 +33,8 @@ from .conftest import Process, Trainer, Workers, at_it, draw, wait_for
 from .test_grpc import tensors
 from .test_load_soak import LOST
 
+Ask: TypeAlias = Callable[[int], tuple[int, str, Any]]
+"""Asks for a user; returns version, route and scores."""
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000)]
 SECONDS = float(os.environ.get("HOTBED_SOAK_SECONDS", "600"))
 USERS, CANDIDATES = 40, 10
@@ -75,42 +77,44 @@ class Asking:
         draws = random.Random(threading.get_ident())
         while not self.stop.is_set():
             with hb.Client(f"http://{self._server.http}") as client:
-                for _ in range(50):
-                    self._ask("http", draws.randrange(USERS), self._by_http(client))
+                self._ask_often("http", draws, self._by_http(client))
 
     def over_grpc(self) -> None:
         draws = random.Random(threading.get_ident())
         while not self.stop.is_set():
             with triton.InferenceServerClient(self._server.grpc) as client:
-                for _ in range(50):
-                    self._ask("grpc", draws.randrange(USERS), self._by_grpc(client))
+                self._ask_often("grpc", draws, self._by_grpc(client))
+
+    def _ask_often(self, kind: str, draws: random.Random, ask: Ask) -> None:
+        """Ask with a connection until it is lost, 50 times at most."""
+        for _ in range(50):
+            if self.stop.is_set() or not self._ask(kind, draws.randrange(USERS), ask):
+                return
 
     def open_loop(self, rate: float) -> None:
         """Ask at times that do not depend on the answers."""
         draws = random.Random(0)
-        local = threading.local()
+        client = hb.Client(f"http://{self._server.http}")
 
         def ask(due: float, user: int) -> None:
-            if not hasattr(local, "client"):
-                local.client = hb.Client(f"http://{self._server.http}")
-            self._ask("open", user, self._by_http(local.client))
+            self._ask("open", user, self._by_http(client))
             self.waits.append(time.monotonic() - due)
 
-        with ThreadPoolExecutor(16) as pool:
+        with client, ThreadPoolExecutor(16) as pool:
             due = time.monotonic()
             while not self.stop.is_set():
                 due += draws.expovariate(rate)
                 time.sleep(max(0.0, due - time.monotonic()))
                 pool.submit(ask, due, draws.randrange(USERS))
 
-    def _by_http(self, client: hb.Client) -> Callable[[int], tuple[int, str, Any]]:
+    def _by_http(self, client: hb.Client) -> Ask:
         def ask(user: int) -> tuple[int, str, Any]:
             scores = client.ask("m", self._columns, {"user": user})
             return scores.version, scores.route, scores.outputs["prediction"]
 
         return ask
 
-    def _by_grpc(self, client: Any) -> Callable[[int], tuple[int, str, Any]]:
+    def _by_grpc(self, client: Any) -> Ask:
         def ask(user: int) -> tuple[int, str, Any]:
             answer = client.infer("m", tensors({**self._columns, "user": np.array([user])}))
             response = answer.get_response()
@@ -119,7 +123,8 @@ class Asking:
 
         return ask
 
-    def _ask(self, kind: str, user: int, ask: Callable[[int], tuple[int, str, Any]]) -> None:
+    def _ask(self, kind: str, user: int, ask: Ask) -> bool:
+        """Ask for a user, check the answer, and return whether there was one."""
         share = self.share
         try:
             version, route, scores = ask(user)
@@ -128,7 +133,7 @@ class Asking:
             self.counts[f"{kind} lost"] += is_lost
             if not is_lost:
                 self.wrong.append(f"{kind}: {error}")
-            return
+            return False
         self.counts[f"{kind} {route}"] += 1
         apart = np.abs(scores - self._trainer.scores[version][user]).max()
         if not apart < 1e-6:
@@ -138,6 +143,7 @@ class Asking:
             side = "canary" if xxhash.xxh64_intdigest(text) < share * 2**64 else "stable"
             if route != side:
                 self.wrong.append(f"{kind}: user {user} at {share} got {route}")
+        return True
 
 
 @contextmanager

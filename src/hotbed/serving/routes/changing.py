@@ -25,8 +25,10 @@ _RETRY_SECONDS = 2.0  # after which a rule that could not be put in force is tri
 
 
 class RoutedProcesses(Protocol):
-    """The processes of a server, all of which a rule reaches."""
+    """The processes of a server, all of which a rule reaches. `roles`: those that they have."""
 
+    @property
+    def roles(self) -> Collection[str]: ...
     def in_force(self, name: str) -> RoutesInForce | None: ...
     def is_answering(self, name: str) -> bool: ...
     def digests(self, name: str) -> set[str]: ...
@@ -168,6 +170,12 @@ class RouteWatcher:
     def _keys(self, name: str, rule: ModelRule) -> dict[str, str]:
         """Hold the versions that a rule names, and return their keys by role."""
         where = f"routes.models.{name}"
+        for role in rule.versions():
+            if role not in self._processes.roles:
+                raise ConfigError(
+                    f"{where}.{role}: a parameter server can only pin versions, got a rule with a "
+                    f"{role}. Give it to a server that loads the model itself."
+                )
         newest = self._processes.newest(name)
         if rule.canary is not None:
             if newest is None:

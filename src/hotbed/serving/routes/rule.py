@@ -10,13 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 from hotbed import checks, config
 from hotbed.errors import ConfigError
+from hotbed.serving.stores.held import STABLE
 from hotbed.yaml_files import read_mapping
 
-STABLE = "stable"
 CANARY = "canary"
 SHADOW = "shadow"
 NEWEST = "newest"
 """The role of the version that was loaded last, and the version of a role that follows it."""
+ROLES = frozenset({STABLE, CANARY, SHADOW})
+"""The roles of a server that scores."""
 Version: TypeAlias = int | Literal["newest"]
 _MOST_REVISION = 1 << 53  # whole numbers up to here are exact in JSON
 

@@ -20,6 +20,8 @@ from hotbed.files import new_file, writing
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 
 log = logging.getLogger("hotbed.serving")
+STABLE = "stable"
+"""The role of the version that answers in general."""
 _ROUTES_FILE = "ROUTES"
 
 
@@ -54,6 +56,7 @@ class HeldVersions:
         self._lock = threading.Lock()
         self._claimed = dict[str, dict[str, MappedVersion]]()
         self._open = dict[str, dict[str, MappedVersion]]()
+        self._pinned = dict[str, MappedVersion | None]()
 
     def routes(self, name: str) -> RoutesInForce | None:
         """Return the rule of a model that is in force; None if there is none.
@@ -82,7 +85,19 @@ class HeldVersions:
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as file:
                 file.write(json.dumps(routes.to_json()).encode())
+        self._pinned.pop(name, None)
         self.release(name)
+
+    def pinned(self, name: str) -> MappedVersion | None:
+        """Return the version that the rule of a model pins, for the process that writes rules.
+
+        Raises FormatError where the rule or the version is torn.
+        """
+        if name not in self._pinned:
+            routes = self.routes(name)
+            key = None if routes is None else routes.keys.get(STABLE)
+            self._pinned[name] = None if key is None else self.open(name, key)
+        return self._pinned[name]
 
     def claim(self, name: str, version: MappedVersion) -> None:
         """Hold a version for a rule that is to come."""

@@ -381,6 +381,7 @@ class PoolRules:
     def __init__(self, local: LocalRules, pool: WorkerPool) -> None:
         self._local = local
         self._pool = pool
+        self.roles = local.roles
         self.in_force = local.in_force
         self.is_answering = local.is_answering
         self.newest = local.newest

@@ -8,5 +8,6 @@ relay.py         connections of gRPC clients, before the library
 grpc_server.py   a gRPC server of any service
 grpc.py          the Open Inference Protocol over gRPC
 triton.py        calls of Triton's tools outside the Open Inference Protocol
+rows_rules.py    the rules of a parameter server
 rows_service.py  the parameter server: versions and rows over gRPC
 """

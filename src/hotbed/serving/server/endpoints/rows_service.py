@@ -221,7 +221,7 @@ class RowsService:
             raise NotServed(
                 f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._names)}."
             )
-        return self._server.model(name)
+        return self._server.held.pinned(name) or self._server.model(name)
 
     def _version(self, name: str, digest: str) -> Any:
         self._model(name)

@@ -20,7 +20,7 @@ from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request_log.records import AnsweredRequest
 from hotbed.serving.request_log.writer import RequestLogWriter
-from hotbed.serving.routes.rule import CANARY, NEWEST, SHADOW, STABLE, ModelRule, rule_of
+from hotbed.serving.routes.rule import CANARY, NEWEST, SHADOW, ModelRule, rule_of
 from hotbed.serving.routes.split import UserSplit
 from hotbed.serving.server.meters import RequestCounts
 from hotbed.serving.server.options import ServerLimits
@@ -29,7 +29,7 @@ from hotbed.serving.server.scoring.shadow import ShadowScorer
 from hotbed.serving.server.traffic import ShadowCounts, VersionTraffic
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.held import RoutesInForce
+from hotbed.serving.stores.held import STABLE, RoutesInForce
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hotbed.errors import HotbedError
 from hotbed.files import Where
 from hotbed.persist.container.format import Reader
-from hotbed.serving.routes.rule import NEWEST
+from hotbed.serving.routes.rule import NEWEST, ROLES
 from hotbed.serving.server.scoring.model import Model
 from hotbed.serving.session import InferenceSession
 from hotbed.serving.stores.base import ModelVersion
@@ -47,6 +47,8 @@ class LocalRules:
         named: returns a model of this process.
         models: returns all of them.
     """
+
+    roles = ROLES
 
     def __init__(
         self,
