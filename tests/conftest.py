@@ -5,8 +5,6 @@ from test to test.
 
 from __future__ import annotations
 
-import copy
-import functools
 import gc
 import os
 import sys
@@ -184,17 +182,7 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _torchlib_is_read_once() -> None:
-    """Exports of a process share the functions of torchlib: to read them is half of an export."""
-    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
-    if registration is None or hasattr(registration, "read_once"):
-        return
-    registry = registration.ONNXRegistry
-    registration.read_once = functools.cache(registry.from_torchlib)
+def _exports_read_tables_once() -> None:
+    from read_once import read_tables_once
 
-    def from_torchlib(*arguments: Any, **keywords: Any) -> Any:
-        fresh = copy.copy(registration.read_once(*arguments, **keywords))
-        fresh.functions = {name: list(metas) for name, metas in fresh.functions.items()}
-        return fresh
-
-    registry.from_torchlib = staticmethod(from_torchlib)
+    read_tables_once()
