@@ -100,9 +100,10 @@ def _unnamed_skips(session: pytest.Session) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    from forked import SERVER
+    from forked import CALLS, COMMANDS
 
-    SERVER.close()
+    CALLS.close()
+    COMMANDS.close()
     if _unnamed_skips(session) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

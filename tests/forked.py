@@ -2,13 +2,19 @@
 """Processes of tests as forks of one process, which has imported what they need: that is most of
 what a process costs.
 
-`SERVER` starts `tests/forked.py` at the first call, and keeps it until the session ends.
-`ranks_of(task, 3)` imports the file of the task in a fork of it, forks three ranks, calls the task
-in each, and returns what each of them returned.
+There are two such processes. `CALLS` calls functions of tests: its process has imported torch.
+`COMMANDS` runs commands of `hotbed`, as a process that cannot import torch. The first worker of a
+run that needs one starts `tests/forked.py` and keeps it until the session ends. It forks a process
+for each connection of a worker.
+
+`ranks_of(task, 3)` imports the file of the task in a fork, forks three ranks, calls the task in
+each, and returns what each of them returned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import importlib.util
 import logging
@@ -40,15 +46,56 @@ class LogLines(logging.Handler):
 
 
 class ForkServer:
-    """A process that has imported torch and Hotbed, and forks a process for each call.
+    """A process that forks one for each connection; all workers of a run share it.
 
-    `cpu_seconds`: what it and its forks have cost so far; 0 while it does not run, because the
-    system then counts them among the children of this process.
+    `cpu_seconds`: what the forks of this worker have cost so far.
     """
 
-    def __init__(self) -> None:
-        self.cpu_seconds = 0.0
+    def __init__(self, kind: str) -> None:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+        self._kind = kind
+        self._address = Path(tempfile.gettempdir(), f"hotbed-{kind}-{run}")
+        self._lock = self._address.with_suffix(".lock")
         self._process: subprocess.Popen[bytes] | None = None
+        self.cpu_seconds = 0.0
+
+    def connect(self) -> socket.socket:
+        """Return a connection to a fork; start the process unless another worker has done so."""
+        with open(self._lock, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            connection = socket.socket(socket.AF_UNIX)
+            if connection.connect_ex(str(self._address)):
+                self._address.unlink(missing_ok=True)
+                self._start()
+                connection.connect(str(self._address))
+            return connection
+
+    def close(self) -> None:
+        """End the process, if this worker has started it."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+            self._address.unlink(missing_ok=True)
+            self._lock.unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._kind, str(self._address)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), f"the process of {self._kind} has ended"
+
+
+class CallServer(ForkServer):
+    """Calls functions, each in a process that has imported torch and Hotbed."""
+
+    def __init__(self) -> None:
+        super().__init__("calls")
+        self._forks: Forks | None = None
 
     def call(self, task: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a function returns in a process of its own.
@@ -64,47 +111,133 @@ class ForkServer:
         """
         file = str(sys.modules[task.__module__].__file__)
         call = pickle.dumps((file, task.__name__, arguments))
+        if self._forks is None:
+            self._forks = Forks(self.connect())
         try:
-            status, result, errors = self._ask((dict(os.environ), os.getcwd(), call))
+            answer = self._forks.ask((dict(os.environ), os.getcwd(), call))
         except BaseException:
-            self._kill()
+            self._forks.kill()
+            self._forks = None
             raise
+        status, result, errors, cpu_seconds = answer
+        self.cpu_seconds += cpu_seconds
         assert status == 0, errors.decode(errors="replace")
         return pickle.loads(result)
 
     def close(self) -> None:
-        """End the process, if it runs."""
-        if self._process is not None:
-            self._process.communicate()
-            self._process = None
-            self.cpu_seconds = 0.0
+        """End what this worker has started."""
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
+        super().close()
 
-    def _ask(self, request: tuple[dict[str, str], str, bytes]) -> tuple[int, bytes, bytes]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        pickle.dump(request, self._process.stdin)
-        self._process.stdin.flush()
-        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_SECONDS)
+
+class Forks:
+    """A process that forks one for each call of this worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._stream = connection.makefile("rwb")
+        self._process: int = pickle.load(self._stream)
+
+    def ask(self, request: tuple[dict[str, str], str, bytes]) -> tuple[int, bytes, bytes, float]:
+        """Return the status of the process of a call, its result, stderr, and CPU seconds."""
+        pickle.dump(request, self._stream)
+        self._stream.flush()
+        ready, _, _ = select.select([self._connection], [], [], LIMIT_SECONDS)
         assert ready, f"a process of the test has not ended after {LIMIT_SECONDS} s"
-        status, result, errors, self.cpu_seconds = pickle.load(self._process.stdout)
-        return status, result, errors
+        answer: tuple[int, bytes, bytes, float] = pickle.load(self._stream)
+        return answer
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """End the process and all its forks at once."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self.close()
+        os.killpg(self._process, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._stream.close()
+        self._connection.close()
 
 
-SERVER = ForkServer()
+class CommandServer(ForkServer):
+    """Starts commands of `hotbed`, each in a process that has imported a server without torch."""
+
+    def __init__(self) -> None:
+        super().__init__("commands")
+
+    def start(self, arguments: list[str], before: str = "") -> Command:
+        """Start a command.
+
+        The process has the environment and the working directory that this one has now.
+
+        Args:
+            arguments: of `hotbed`.
+            before: code that the process runs first.
+        """
+        request = (dict(os.environ), os.getcwd(), before, arguments)
+        return Command(self, pickle.dumps(request))
+
+
+class Command:
+    """A process that runs a command, with the members of `subprocess.Popen` that tests use.
+
+    `stderr`: the text that it writes there.
+    """
+
+    def __init__(self, server: ForkServer, request: bytes) -> None:
+        self._server = server
+        self._connection = server.connect()
+        self._stream = self._connection.makefile("rwb")
+        read, write = os.pipe()
+        socket.send_fds(self._connection, [b"."], [write])
+        os.close(write)
+        self._stream.write(request)
+        self._stream.flush()
+        self.stderr = os.fdopen(read)
+        self.pid: int = pickle.load(self._stream)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the status of the process, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return the status of the process.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        if self.returncode is None:
+            ended, _, _ = select.select([self._connection], [], [], timeout)
+            if not ended:
+                raise subprocess.TimeoutExpired("hotbed", timeout)
+            self.returncode, cpu_seconds = pickle.load(self._stream)
+            self._server.cpu_seconds += cpu_seconds
+            self._stream.close()
+            self._connection.close()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+CALLS = CallServer()
+COMMANDS = CommandServer()
+
+
+def cpu_seconds_of_forks() -> float:
+    """Return what the forks of this worker have cost so far."""
+    return CALLS.cpu_seconds + COMMANDS.cpu_seconds
 
 
 def ranks_of(
@@ -120,7 +253,7 @@ def ranks_of(
     """
     file = str(sys.modules[task.__module__].__file__)
     sizes = (ranks, host_ranks)
-    results: list[Any] = SERVER.call(_ranks, file, task.__name__, sizes, arguments)
+    results: list[Any] = CALLS.call(_ranks, file, task.__name__, sizes, arguments)
     return results
 
 
@@ -182,39 +315,87 @@ def _end(task: Callable[..., Any], arguments: tuple[Any, ...], result: IO[bytes]
         os._exit(status)
 
 
-def _perform(request: tuple[dict[str, str], str, bytes]) -> Any:
-    """Call the task of a request in its environment and its working directory."""
-    environment, folder, call = request
+def _enter(environment: dict[str, str], folder: str) -> None:
+    """Take on the environment and the working directory of a test."""
     os.environ.clear()
     os.environ |= environment | {"OMP_NUM_THREADS": "1"}
     os.chdir(folder)
+
+
+def _perform(request: tuple[dict[str, str], str, bytes]) -> Any:
+    """Call the task of a request in its environment and its working directory."""
+    environment, folder, call = request
+    _enter(environment, folder)
     file, name, arguments = pickle.loads(call)
     return _function(file, name)(*arguments)
 
 
-def _import() -> None:
+def _import_for_calls() -> None:
     """Import what most tasks need."""
     import pandas  # noqa: F401  # Arrow imports it when it is asked for the first array
     import pytest  # noqa: F401
     import rich.progress  # noqa: F401
     import torch
+    from read_once import read_tables_once
 
     import hotbed as hb
 
     _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, hb.auto
     # the first step of an optimizer imports torch's compiler
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()
+    # the first export imports as much again
+    read_tables_once()
+    example = (torch.zeros(2, 1),)
+    torch.export.export(torch.nn.Linear(1, 1), example, strict=False).run_decompositions({})
+    gc.set_threshold(20_000, 20, 20)  # as in conftest.py
 
 
-def _serve() -> None:
-    """Answer each request on stdin: the status of its process, its result, stderr and the costs."""
-    answers = os.fdopen(os.dup(1), "wb")
+def _import_for_commands() -> None:
+    """Import what servers need, where torch is not installed."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    import onnxruntime  # noqa: F401
+
+    import hotbed.cli.commands
+    import hotbed.serving.main
+    import hotbed.serving.server.server
+    import hotbed.serving.workers.worker  # noqa: F401
+
+
+def _listen(kind: str, address: str) -> None:
+    """Fork a process for each connection, until stdin ends."""
+    start, serve = KINDS[kind]
+    ready = os.dup(1)
     os.dup2(2, 1)
-    _import()
+    start()
     gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        os.write(ready, b"ready\n")
+        os.close(ready)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these processes
+        while True:
+            readable, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in readable:
+                return
+            connection, _ = listener.accept()
+            if not os.fork():
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    serve(connection)
+
+
+def _serve_calls(connection: socket.socket) -> None:
+    """Answer each request: the status of its process, its result, stderr and CPU seconds."""
+    stream = connection.makefile("rwb")
+    pickle.dump(os.getpid(), stream)
+    stream.flush()
+    counted = 0.0
     while True:
         try:
-            request = pickle.load(sys.stdin.buffer)
+            request = pickle.load(stream)
         except EOFError:
             return
         with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as errors:
@@ -226,10 +407,43 @@ def _serve() -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             result.seek(0)
             errors.seek(0)
-            answer = (status, result.read(), errors.read(), sum(os.times()[:4]))
-        pickle.dump(answer, answers)
-        answers.flush()
+            cpu_seconds = sum(os.times()[:4])
+            answer = (status, result.read(), errors.read(), cpu_seconds - counted)
+            counted = cpu_seconds
+        pickle.dump(answer, stream)
+        stream.flush()
 
+
+def _serve_command(connection: socket.socket) -> None:
+    """Run the command of a request; answer with the id of its process, then with how it ended."""
+    _, (errors,), _, _ = socket.recv_fds(connection, 1, 1)
+    stream = connection.makefile("rwb")
+    environment, folder, before, arguments = pickle.load(stream)
+    process = os.fork()
+    if not process:
+        stream.close()
+        connection.close()
+        os.dup2(errors, 2)
+        os.close(errors)
+        _enter(environment, folder)
+        exec(before, {})
+        from hotbed.cli.commands import main
+
+        sys.argv = ["hotbed", *arguments]
+        main()
+        return
+    os.close(errors)
+    pickle.dump(process, stream)
+    stream.flush()
+    _, status, usage = os.wait4(process, 0)
+    pickle.dump((os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime), stream)
+    stream.flush()
+
+
+KINDS = {
+    "calls": (_import_for_calls, _serve_calls),
+    "commands": (_import_for_commands, _serve_command),
+}
 
 if __name__ == "__main__":
-    _serve()
+    _listen(*sys.argv[1:])

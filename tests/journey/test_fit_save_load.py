@@ -6,8 +6,6 @@ refused by name.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,20 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from forked import CALLS
 
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError
 
 torch.set_num_threads(1)  # the networks here are tiny: threads would only wait for each other
 
-CHILD = """
-import sys
-import numpy as np
-import torch
-torch.set_num_threads(1)
-import hotbed as hb
-model = hb.load(sys.argv[1])
-data = hb.Dataset(hb.sources.Parquet(sys.argv[2]), model.schema, 100)
-np.save(sys.argv[3], model.predict(data))
-"""
+
+def predicted(model: str, test: str) -> np.ndarray:
+    """Return the scores of a saved model."""
+    torch.set_num_threads(1)
+    loaded = hb.load(model)
+    scores: np.ndarray = loaded.predict(hb.Dataset(hb.sources.Parquet(test), loaded.schema, 100))
+    return scores
 
 
 def events(path: Path, rows: int, seed: int) -> Path:
@@ -90,12 +86,8 @@ def test_a_new_process_predicts_the_same_bits(trained: Any, tmp_path: Path) -> N
     model, path = trained
     test = events(tmp_path / "test.parquet", 500, 1)  # with users and items that have no rows
     here = model.predict(hb.Dataset(hb.sources.Parquet(str(test)), model.schema, 100))
-    command = [sys.executable, "-c", CHILD, str(path), str(test), str(tmp_path / "scores.npy")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(
-        here.view(np.int32), np.load(tmp_path / "scores.npy").view(np.int32)
-    )
+    there = CALLS.call(predicted, str(path), str(test))
+    np.testing.assert_array_equal(here.view(np.int32), there.view(np.int32))
 
 
 def test_a_loaded_model_goes_on_as_if_it_had_never_stopped(trained: Any, tmp_path: Path) -> None:

@@ -6,13 +6,10 @@ and saving keeps the last good state.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +21,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from forked import CALLS
 from torch import nn
 
 import hotbed as hb
@@ -372,45 +370,46 @@ def test_every_file_and_folder_is_on_disk_before_current_moves(
     assert len(seen) == 3
 
 
-KILLED = """
-import json, os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import test_faults as t
+NUM_CALLS = 80  # about as many as write, sync or rename while a full and a delta are saved
 
-def die(root, at, before):
+
+def die(root: str, last: int, before: int) -> None:
+    """Save a full and a delta after `before` saves; this process ends at the call number `last`."""
     calls = 0
-    def counted(real):
-        def call(*arguments, **keywords):
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls == at:
+            if calls == last:
                 os._exit(9)  # what kill -9 does, at this very call
             return real(*arguments, **keywords)
+
         return call
-    t.chain(root, before)
+
+    chain(root, before)
     for name in ("writev", "fsync", "rename", "replace", "mkdir", "open"):
         setattr(os, name, counted(getattr(os, name)))
-    t.chain(root, 2)
+    chain(root, 2)
 
-for root, at, before in json.loads(sys.argv[2]):
-    if not os.fork():
-        die(Path(root), at, before)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-"""
-CALLS = 80  # about as many as write, sync or rename while a full and a delta are saved
+
+def statuses(deaths: list[tuple[str, int, int]]) -> list[int]:
+    """Return how the process of each of `deaths` ended."""
+    ends = []
+    for death in deaths:
+        if not os.fork():
+            die(*death)
+            os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    return ends
 
 
 def died(deaths: Sequence[tuple[Path, int, int]]) -> list[bool]:
     """Save a full and a delta in a process of each of `deaths`: its folder, the call at which it
     dies, and the saves that go well before. Return which died.
     """
-    listed = json.dumps([(str(root), at, before) for root, at, before in deaths])
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), listed]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    codes = list(map(int, done.stdout.split()))
-    assert set(codes) <= {0, 9}, done.stderr
+    codes = CALLS.call(statuses, [(str(root), last, before) for root, last, before in deaths])
+    assert set(codes) <= {0, 9}
     for root, _, before in deaths:
         if before or (root / "CURRENT").exists():
             verify(root)
@@ -424,7 +423,7 @@ def died(deaths: Sequence[tuple[Path, int, int]]) -> list[bool]:
 @pytest.mark.slow
 def test_a_process_that_dies_at_any_call_leaves_a_whole_state(tmp_path: Path) -> None:
     draw = random.Random(0)
-    deaths = [(tmp_path / str(n), draw.randrange(1, CALLS), n % 2) for n in range(3)]
+    deaths = [(tmp_path / str(n), draw.randrange(1, NUM_CALLS), n % 2) for n in range(3)]
     assert died(deaths) == [True] * 3
     for root, _, _ in deaths:
         chain(root, 2)
@@ -435,7 +434,7 @@ def test_a_process_that_dies_at_any_call_leaves_a_whole_state(tmp_path: Path) ->
 @pytest.mark.soak
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, before: int) -> None:
-    deaths = [(tmp_path / str(at), at, before) for at in range(1, 2 * CALLS)]
+    deaths = [(tmp_path / str(at), at, before) for at in range(1, 2 * NUM_CALLS)]
     outcomes = died(deaths)
     assert outcomes == sorted(outcomes, reverse=True)
     assert CALLS < sum(outcomes) < len(outcomes)

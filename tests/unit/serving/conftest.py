@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from forked import COMMANDS
 
 import hotbed as hb
 from hotbed.errors import ServingError
@@ -235,22 +235,14 @@ def trainer(tmp_path: Path, exported: Path) -> Trainer:
 
 
 class Spawned:
-    """A verb of `hotbed` as its users start it, without torch; killed at the end of its test,
-    should it still be there. `before`: code that it runs first.
+    """A verb of `hotbed` in a process without torch; killed at the end of its test, should it
+    still be there. `before`: code that it runs first.
     """
 
     started: ClassVar = list["Spawned"]()
 
     def __init__(self, *arguments: Any, before: str = "") -> None:
-        code = (
-            "import sys; sys.modules['torch'] = None; from hotbed.cli.commands import main; main()"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{before}\n{code}", *map(str, arguments)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self.process = COMMANDS.start([str(argument) for argument in arguments], before)
         self.lines = list[str]()
         self.reader = threading.Thread(target=lambda: list(self._stderr()))
         self.started.append(self)
@@ -264,7 +256,6 @@ class Spawned:
         raise AssertionError("".join(self.lines))
 
     def _stderr(self) -> Iterator[str]:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
             yield line
@@ -274,7 +265,6 @@ class Spawned:
         code = self.process.wait(60)
         if self.reader.ident is not None:
             self.reader.join()
-        assert self.process.stderr is not None
         self.process.stderr.close()
         return code
 
