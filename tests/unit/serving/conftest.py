@@ -83,6 +83,10 @@ def session(exported: Path) -> hb.InferenceSession:
     return hb.InferenceSession(hb.ParameterServer().load("m", exported))
 
 
+PATIENCE_SECONDS = 60
+"""After which a test gives up: much longer than anything takes, also on a busy machine."""
+
+
 def at_once(work: Callable[[int], object], n: int) -> None:
     """Call `work` with 0 to n - 1, each on a thread of its own, and wait for all."""
     with at_it(*(partial(work, number) for number in range(n))):
@@ -139,11 +143,11 @@ class OnThread:
     def __init__(self, server: Any) -> None:
         self._served, self.thread = server, threading.Thread(target=server.run, daemon=True)
         self.thread.start()
-        assert server.started.wait(20)
+        assert server.started.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._served.stop()
-        self.thread.join(20)
+        self.thread.join(PATIENCE_SECONDS)
         assert not self.thread.is_alive()
 
 
@@ -175,7 +179,7 @@ def running(exported: Path) -> Iterator[Running]:
     found.close()
 
 
-def wait_for(found: Any, what: str, seconds: float = 20) -> None:
+def wait_for(found: Any, what: str, seconds: float = PATIENCE_SECONDS) -> None:
     until = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < until, what
@@ -262,7 +266,7 @@ class Spawned:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
-        code = self.process.wait(60)
+        code = self.process.wait(PATIENCE_SECONDS)
         if self.reader.ident is not None:
             self.reader.join()
         self.process.stderr.close()
@@ -296,9 +300,7 @@ class Workers(Process):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, "--set", "workers=2")
-        wait_for(
-            lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60
-        )
+        wait_for(lambda: any("2 workers listening" in line for line in self.lines), "all are up")
 
     @property
     def children(self) -> list[int]:
@@ -310,7 +312,7 @@ class Workers(Process):
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Of whichever worker takes the connection."""
-        connection = http.client.HTTPConnection(self.http, timeout=20)
+        connection = http.client.HTTPConnection(self.http, timeout=PATIENCE_SECONDS)
         connection.request(method, path)
         answer = connection.getresponse()
         found = answer.status, answer.read().decode()

@@ -273,7 +273,7 @@ def test_spans_of_a_request_reach_from_its_caller_to_the_parameter_server(
 ) -> None:
     rows = Held(tmp_path / "rows", f"m={exported}")
     server = Process(f"m=grpc://127.0.0.1:{rows.port}", "--set", "access_log=1")
-    wait_for(lambda: ask(server.http, "GET", "/v2/health/ready")[0] == 200, "it is ready", 60)
+    wait_for(lambda: ask(server.http, "GET", "/v2/health/ready")[0] == 200, "it is ready")
     version = int(json.loads(ask(server.http, "GET", "/v2/models/m")[2])["versions"][0])
     headers = {"traceparent": PARENT, "tracestate": "vendor=1", "x-request-id": "mine"}
     status, answered, _ = ask(server.http, "POST", "/v2/models/m/infer", body(3), headers)

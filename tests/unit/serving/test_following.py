@@ -129,7 +129,7 @@ def test_a_torn_export_is_refused_and_what_is_served_stays(trainer: Trainer) -> 
     graph.write_bytes(graph.read_bytes()[:-5])
     with pytest.raises(FormatError, match=r"graph\.onnx"):
         Models(hb.ParameterServer()).add("m", trainer.folder / "export")
-    connection = http.client.HTTPConnection(running.http, timeout=10)
+    connection = http.client.HTTPConnection(running.http, timeout=60)
     connection.request("POST", "/v2/repository/models/m/load")
     answer = connection.getresponse()
     assert answer.status == 409
@@ -146,7 +146,7 @@ def test_hotbed_serve_follows_a_directory_without_torch(trainer: Trainer) -> Non
     server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
     version = trainer.publish(0)
     with hb.Client(f"http://{server.http}") as client:
-        wait_for(lambda: client.models()[0]["version"] == str(version), "the version is served", 30)
+        wait_for(lambda: client.models()[0]["version"] == str(version), "the version is served")
         assert np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max() < 1e-6
     assert server.stop() == 0
 
@@ -166,7 +166,6 @@ def test_hotbed_serve_follows_a_topic_of_a_real_broker(trainer: Trainer) -> None
                 wait_for(
                     lambda version=version: client.models()[0]["version"] == str(version),
                     "the version is served",
-                    30,
                 )
                 assert (
                     np.abs(client.predict("m", trainer.asked) - trainer.scores[version]).max()

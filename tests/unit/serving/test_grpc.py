@@ -208,7 +208,7 @@ def test_a_call_without_a_token_is_rejected_before_its_message_is_received(
 
     with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
         with pytest.raises(grpc.RpcError) as refused:
-            channel.stream_unary(f"/{SERVICE}/ModelInfer")(never(), timeout=10)
+            channel.stream_unary(f"/{SERVICE}/ModelInfer")(never(), timeout=60)
         told.set()
     running.close()
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -243,9 +243,9 @@ def test_only_methods_of_the_full_name_need_no_token(
 def test_an_unknown_method_is_answered_with_its_name(running: Running, method: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{running.server.grpc_port}") as channel:
         with pytest.raises(grpc.RpcError) as unary:
-            channel.unary_unary(method)(b"", timeout=10)
+            channel.unary_unary(method)(b"", timeout=60)
         with pytest.raises(grpc.RpcError) as stream:
-            list(channel.stream_stream(method)(iter([b""]), timeout=10))
+            list(channel.stream_stream(method)(iter([b""]), timeout=60))
     for error in (unary.value, stream.value):
         assert error.code() == grpc.StatusCode.UNIMPLEMENTED
         assert error.details().startswith(f"method '{method}': the server has no such method.")

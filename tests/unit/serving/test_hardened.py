@@ -277,7 +277,7 @@ def test_a_tensor_without_any_value_has_no_type(running: Running, session: Any) 
             ["FP32", "BYTES", "BYTES", "FP32"], ASKED.items(), strict=True
         )
     ]
-    connection = HTTPConnection(running.http, timeout=10)
+    connection = HTTPConnection(running.http, timeout=60)
     connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": inputs}))
     found = json.loads(connection.getresponse().read())["outputs"][0]["data"]
     connection.close()

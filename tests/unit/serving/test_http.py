@@ -43,7 +43,7 @@ def tensors(columns: dict[str, Any], binary: bool = True) -> list[Any]:
 def ask(
     where: str, method: str, path: str, body: Any = None, headers: Any = None
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(where, timeout=10)
+    connection = http.client.HTTPConnection(where, timeout=60)
     data = json.dumps(body) if isinstance(body, dict) else body
     connection.request(method, path, data, headers or {})
     answer = connection.getresponse()
@@ -206,7 +206,7 @@ def small(exported: Any) -> Iterator[Running]:
 
 
 def test_a_body_without_a_length_is_bounded_too(small: Running) -> None:
-    connection = http.client.HTTPConnection(small.http, timeout=10)
+    connection = http.client.HTTPConnection(small.http, timeout=60)
     connection.request(
         "POST",
         "/v2/models/m/infer",

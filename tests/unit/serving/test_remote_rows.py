@@ -103,7 +103,7 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     wait_for(lambda: right(server, trainer) in trainer.scores, "what was exported")
     for seed in range(3):
         version = trainer.publish(seed, full=seed == 2)
-        wait_for(lambda version=version: right(server, trainer) == version, "it is served", 30)
+        wait_for(lambda version=version: right(server, trainer) == version, "it is served")
 
     if isinstance(server, Workers):
         assert served_by_a_new_worker(server, trainer, token) == version
@@ -121,9 +121,9 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     wait_for(lambda: "UNAVAILABLE" in problem(server), "it says so")
     assert right(server, trainer) == version
     rows = Held(tmp_path / "rows", *source, port=rows.port)
-    wait_for(lambda: problem(server) == "", "it finds it again", 30)
+    wait_for(lambda: problem(server) == "", "it finds it again")
     last = trainer.publish(3)
-    wait_for(lambda: right(server, trainer) == last, "and follows on", 30)
+    wait_for(lambda: right(server, trainer) == last, "and follows on")
     assert server.stop() == 0
     assert rows.stop() == 0
 
@@ -141,11 +141,9 @@ def test_a_server_starts_before_its_parameter_server_and_says_which_rows_are_lat
     wait_for(lambda: problem(server) == "", "it is found")
 
     rows.process.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
     version, _, late = ask(server, trainer)
     assert late > 0
     assert version in trainer.scores
-    assert time.monotonic() - began < 10
     rows.process.send_signal(signal.SIGCONT)
     wait_for(lambda: ask(server, trainer)[2] == 0, "no row is late")
     assert right(server, trainer) == version

@@ -442,20 +442,20 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
             answers.add(scores.version)
         return answers
 
-    wait_for(lambda: versions() == {first}, "the first version", 60)
+    wait_for(lambda: versions() == {first}, "the first version")
     change_routes(file, "m", {"stable": str(first)})
 
     def revisions() -> list[str]:
         text = server.get("/metrics")[1]
         return re.findall(r'hotbed_routes_revision{model="m",worker="\w+"} (\d+)', text)
 
-    wait_for(lambda: len(revisions()) == 3, "the rule in all processes", 60)
+    wait_for(lambda: len(revisions()) == 3, "the rule in all processes")
     for seed in range(1, 4):
         newest = trainer.publish(seed, full=True)
-    wait_for(lambda: server.get(f"/v2/models/m/versions/{newest}/ready")[0] == 200, "newest", 60)
+    wait_for(lambda: server.get(f"/v2/models/m/versions/{newest}/ready")[0] == 200, "newest")
     assert versions() == {first}
     change_routes(file, "m", {"canary": f"{newest}=100%", "by": "user"})
-    wait_for(lambda: {float(each) for each in revisions()} == {2.0}, "in all processes", 60)
+    wait_for(lambda: {float(each) for each in revisions()} == {2.0}, "in all processes")
     with hb.Client(f"http://{server.http}") as client:
         columns = {**asked, "user": [7] * 30}
         scores = client.ask("m", columns)
@@ -463,7 +463,7 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
         assert client.ask("m", asked).route == "stable"  # several users: none
     os.kill(server.children[0], signal.SIGKILL)
     change_routes(file, "m", {"stable": str(first), "canary": "none"})
-    wait_for(lambda: server.told("ended with -9"), "a worker is gone", 60)
+    wait_for(lambda: server.told("ended with -9"), "a worker is gone")
     wait_for(
         lambda: (
             'hotbed_worker_up{worker="2"} 1.0' in server.get("/metrics")[1]

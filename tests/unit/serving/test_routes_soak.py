@@ -171,7 +171,7 @@ def wait_for_revision(server: Process, revision: int) -> None:
             return client.status()["models"][0]["routes"]["revision"] == revision
         return False
 
-    wait_for(is_there, f"revision {revision} in all processes", 60)
+    wait_for(is_there, f"revision {revision} in all processes")
 
 
 def test_a_split_that_moves_under_load_and_kills_gives_no_error_and_no_mixed_answer(
@@ -184,7 +184,7 @@ def test_a_split_that_moves_under_load_and_kills_gives_no_error_and_no_mixed_ans
 
     plain = Workers(*source)
     with hb.Client(f"http://{plain.http}") as client:
-        wait_for(lambda: client.ask("m", draw(3, 1)).version == first, "the first version", 60)
+        wait_for(lambda: client.ask("m", draw(3, 1)).version == first, "the first version")
         began = time.monotonic()
         for _ in range(300):
             client.ask("m", draw(CANDIDATES, 7))

@@ -102,7 +102,7 @@ def test_a_wrong_request_spoils_none_that_is_scored_with_it(exported: Path, sess
 
 def test_a_client_that_disconnects_does_not_affect_others(running: Running) -> None:
     for _ in range(20):
-        connection = http.client.HTTPConnection(running.http, timeout=10)
+        connection = http.client.HTTPConnection(running.http, timeout=60)
         connection.putrequest("POST", "/v2/models/m/infer")
         connection.putheader("Content-Length", "1000")
         connection.endheaders(b"{")
@@ -130,7 +130,7 @@ def test_requests_without_a_valid_token_are_rejected(exported: Path, tmp_path: P
         ("/metrics", {}),
         ("/status", {"Authorization": "Basic dTp0d28="}),
     ]:
-        connection = http.client.HTTPConnection(running.http, timeout=10)
+        connection = http.client.HTTPConnection(running.http, timeout=60)
         connection.request("GET", path, headers=headers)
         status[path] = connection.getresponse().status
         connection.close()
@@ -145,7 +145,7 @@ def test_requests_without_a_valid_token_are_rejected(exported: Path, tmp_path: P
         ]:
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             try:
-                call(b"", metadata=[("authorization", token)] if token else [], timeout=10)
+                call(b"", metadata=[("authorization", token)] if token else [], timeout=60)
                 codes.append("OK")
             except grpc.RpcError as error:
                 codes.append(error.code().name)
@@ -183,7 +183,7 @@ def test_over_tls_scores_are_the_same(
     secure = grpc.ssl_channel_credentials(Path(cert).read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{running.server.grpc_port}", secure) as channel:
         assert (
-            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10)
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=60)
             == b"\x08\x01"
         )
     running.close()
@@ -213,7 +213,7 @@ def test_a_server_that_cannot_start_names_the_wrong_setting(
 
 
 def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
-    connection = http.client.HTTPConnection(running.http, timeout=10)
+    connection = http.client.HTTPConnection(running.http, timeout=60)
     connection.request("GET", "/")
     answer = connection.getresponse()
     policy, page = answer.headers["content-security-policy"], answer.read().decode()
@@ -251,7 +251,7 @@ def test_the_page_shows_a_model_and_trusts_no_name_or_reason(exported: Path) -> 
 
 
 def test_idle_connections_and_their_end_cost_nobody_an_answer(running: Running) -> None:
-    idle = [http.client.HTTPConnection(running.http, timeout=10) for _ in range(300)]
+    idle = [http.client.HTTPConnection(running.http, timeout=60) for _ in range(300)]
     for connection in idle:
         connection.connect()
     with hb.Client(f"http://{running.http}") as client:
@@ -275,7 +275,7 @@ def test_a_stopping_server_says_that_it_is_not_ready_while_it_answers(exported: 
     server = Process(f"m={exported}", "--set", "drain_seconds=3")
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: any("draining" in line for line in server.lines), "it drains")
-    connection = http.client.HTTPConnection(server.http, timeout=10)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.request("GET", "/v2/health/ready")
     answer = connection.getresponse()
     assert (answer.status, answer.headers["connection"]) == (503, "close")

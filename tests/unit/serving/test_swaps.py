@@ -124,9 +124,7 @@ def test_memory_stays_flat_over_a_hundred_versions(trainer: Trainer) -> None:
         for seed in range(100):
             version = trainer.publish(seed, full=seed % 25 == 24)
             wait_for(
-                lambda version=version: version in {one for one, _ in answers[-5:]},
-                "it answers",
-                60,
+                lambda version=version: version in {one for one, _ in answers[-5:]}, "it answers"
             )
             pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
             sizes.append(pages * resource.getpagesize())

@@ -118,7 +118,7 @@ class Door:
         with channel:
             try:
                 data = message.SerializeToString()
-                channel.unary_unary(f"/{SERVICE}/{call}")(data, metadata=pairs, timeout=10)
+                channel.unary_unary(f"/{SERVICE}/{call}")(data, metadata=pairs, timeout=60)
             except grpc.RpcError as error:
                 return str(error.code().name)
         return "OK"

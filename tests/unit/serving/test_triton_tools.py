@@ -65,7 +65,7 @@ def test_the_configuration_says_what_perf_analyzer_reads(
     }
     assert config["max_batch_size"] == running.models.limits.batch_rows
     assert "dynamic_batching" in config
-    ours = stub.ModelConfig(service_pb2.ModelConfigRequest(name="m"), timeout=10).config
+    ours = stub.ModelConfig(service_pb2.ModelConfigRequest(name="m"), timeout=60).config
     assert (ours.name, ours.platform, ours.backend) == ("m", config["platform"], config["backend"])
     assert [(one.name, one.data_type, list(one.dims)) for one in ours.output] == [
         ("prediction", 11, [])
@@ -77,7 +77,7 @@ def test_the_configuration_says_what_perf_analyzer_reads(
         with pytest.raises(InferenceServerException):
             rest.get_model_config(name, version)
         with pytest.raises(grpc.RpcError):
-            stub.ModelConfig(service_pb2.ModelConfigRequest(name=name, version=version), timeout=10)
+            stub.ModelConfig(service_pb2.ModelConfigRequest(name=name, version=version), timeout=60)
 
 
 def test_statistics_count_requests_candidates_and_batches(rest: Any, stub: Any) -> None:
@@ -116,7 +116,7 @@ def test_statistics_count_requests_candidates_and_batches(rest: Any, stub: Any) 
 def test_a_model_that_is_not_served_is_not_ready_over_grpc(stub: Any) -> None:
     for name, version in (("nobody", ""), ("m", "99")):
         request = service_pb2.ModelReadyRequest(name=name, version=version)
-        assert not stub.ModelReady(request, timeout=10).ready
+        assert not stub.ModelReady(request, timeout=60).ready
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_wrong_token_is_an_error_of_its_own(exported: Path, tmp_path: Path) ->
 
 def health(channel: grpc.Channel, service: str = "") -> int:
     stub = health_pb2_grpc.HealthStub(channel)
-    return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status)
 
 
 def test_health_follows_readiness_and_a_watch_ends_with_the_server(exported: Path) -> None:
@@ -345,7 +345,7 @@ def test_requests_that_intermediaries_read_in_other_ways_are_refused(
         ["GET /v2 HTTP/1.1", *lines, "Connection: close", "", "0\r\n\r\n" if chunked else ""]
     )
     host, port = running.http.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(data.encode())
         with connection.makefile("rb") as answer:
             assert answer.readline().split()[1] == str(status).encode()

@@ -28,7 +28,7 @@ from .test_grpc import tensors
 
 
 def got(running: Running, path: str) -> str:
-    with urlopen(f"http://{running.http}{path}", timeout=10) as answer:
+    with urlopen(f"http://{running.http}{path}", timeout=60) as answer:
         return str(answer.read().decode())
 
 

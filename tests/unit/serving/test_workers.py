@@ -79,7 +79,6 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(
             wait_for(
                 lambda version=version: [one for one, _ in answers[-40:]].count(version) == 40,
                 "all serve it",
-                60,
             )
     assert not wrong
     assert {version for version, _ in answers} == set(trainer.scores)
@@ -115,7 +114,7 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(
 
     with grpc.insecure_channel(server.grpc) as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
-        assert MESSAGES["ServerReadyResponse"].FromString(ready(b"", timeout=10)).ready
+        assert MESSAGES["ServerReadyResponse"].FromString(ready(b"", timeout=60)).ready
 
 
 def test_a_worker_that_is_killed_is_started_again_and_counted(
@@ -129,7 +128,6 @@ def test_a_worker_that_is_killed_is_started_again_and_counted(
             == [version] * 2
         ),
         "the version in both workers",
-        30,
     )
     before = server.children
     assert len(before) == 2
@@ -172,7 +170,6 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
     wait_for(
         lambda: samples(server.get("/metrics")[1], "hotbed_worker_up") == {"1": 1.0, "2": 1.0},
         "it is back",
-        60,
     )
     for _ in range(12):
         assert server.get("/v2/models/m/ready")[0] == 404
@@ -197,7 +194,6 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
             "graph.onnx" in server.get("/v2/repository/index", "POST")[1] for _ in range(8)
         ),
         "all tell why",
-        20,
     )
     assert server.stop() == 0
 
@@ -210,7 +206,6 @@ def test_every_worker_reports_a_version_that_the_parent_could_not_load(
     wait_for(
         lambda: f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1],
         "the version",
-        30,
     )
     server.process.send_signal(signal.SIGSTOP)  # the parent: torn before it is read
     assert server.get("/v2/health/ready")[0] == 200  # workers answer on
@@ -220,7 +215,6 @@ def test_every_worker_reports_a_version_that_the_parent_could_not_load(
     wait_for(
         lambda: all(part in server.get("/v2/repository/index", "POST")[1] for _ in range(8)),
         "all tell",
-        30,
     )
     assert f'"version":"{first}"' in server.get("/v2/repository/index", "POST")[1]
     last = trainer.publish(3, full=True)
@@ -229,12 +223,10 @@ def test_every_worker_reports_a_version_that_the_parent_could_not_load(
             f'"version":"{last}"' in server.get("/v2/repository/index", "POST")[1] for _ in range(8)
         ),
         "it",
-        30,
     )
     wait_for(
         lambda: all(part not in server.get("/v2/repository/index", "POST")[1] for _ in range(8)),
         "well again",
-        20,
     )
 
 
@@ -247,7 +239,7 @@ def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports
     children = server.children
     assert len(children) == 2
     server.process.kill()
-    wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end", 30)
+    wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end")
     server.stop(signal.SIGKILL)
     port, grpc_port = (address.rpartition(":")[2] for address in (server.http, server.grpc))
     ports = ("--set", f"port={port}", "--set", f"grpc_port={grpc_port}")
@@ -294,7 +286,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
                 client.predict("m", {"user": ids[at : at + 1000]})
         return [one["Rss"] > len(ids) * 64 * 4 for one in mapped()] == [True, True]
 
-    wait_for(touched, "both have read all rows", 60)
+    wait_for(touched, "both have read all rows")
     for one in mapped():
         assert one["Pss"] < 0.6 * one["Rss"]
         assert one["Private_Clean"] + one["Private_Dirty"] < 0.05 * one["Rss"]
@@ -312,10 +304,10 @@ def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Workers, Trai
         apart = np.abs(found.outputs["prediction"] - trainer.scores[version]).max()
         return bool(found.version == version and apart < 1e-6)
 
-    wait_for(lambda: all(is_right() for _ in range(8)), "all serve it", 30)
+    wait_for(lambda: all(is_right() for _ in range(8)), "all serve it")
     swaps = samples(server.get("/metrics")[1], "hotbed_model_swaps_total")
     damage_rows(trainer.folder / "rows")
-    wait_for(lambda: server.told("damaged files"), "the damage is logged", 30)
+    wait_for(lambda: server.told("damaged files"), "the damage is logged")
 
     def is_mended() -> bool:
         text = server.get("/metrics")[1]
@@ -324,7 +316,7 @@ def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Workers, Trai
             since[worker] > count for worker, count in swaps.items()
         )
 
-    wait_for(is_mended, "each worker has the files that were written anew", 30)
-    wait_for(lambda: all(is_right() for _ in range(8)), "all serve what was written anew", 30)
+    wait_for(is_mended, "each worker has the files that were written anew")
+    wait_for(lambda: all(is_right() for _ in range(8)), "all serve what was written anew")
     problems = samples(server.get("/metrics")[1], "hotbed_model_problems_total")
     assert problems["parent"] > 0
