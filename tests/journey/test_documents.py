@@ -24,7 +24,7 @@ import yaml
 
 import hotbed as hb
 from hotbed.cli import commands as cli
-from hotbed.job.file import override, parse_value
+from hotbed.job.file import override
 from hotbed.job.run import train
 from hotbed.prepare import Preparation, prepare
 from hotbed.serving.server.options import (
@@ -35,6 +35,7 @@ from hotbed.serving.server.options import (
     ServerLimits,
 )
 from hotbed.training import publishing
+from hotbed.yaml_files import parse_value
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,11 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.job.file import override, parse_value, read_mapping
+from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Fit, Job
 from hotbed.job.json_schema import json_schema
 from hotbed.job.tables import Tables
+from hotbed.yaml_files import parse_value
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ from hotbed.cli import commands as cli
 from hotbed.errors import SchemaError
 from hotbed.job.draft import Sample, draft
 from hotbed.job.draft_preparation import draft_preparation
-from hotbed.job.file import parse_value
 from hotbed.prepare import Preparation
+from hotbed.yaml_files import parse_value
 
 
 def preparation_of(path: Path, **names: Any) -> tuple[Preparation, str]:

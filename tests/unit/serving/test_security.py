@@ -17,8 +17,8 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, PersistError
-from hotbed.job.file import parse_value
 from hotbed.persist.container.manifest import sealed
+from hotbed.yaml_files import parse_value
 
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = [
