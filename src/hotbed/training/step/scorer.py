@@ -544,10 +544,8 @@ def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
 
 
 def _segments(segment: SegmentColumn, example: Example) -> Any:
-    """Return the value of each sample, whether its features are read here or on another rank."""
+    """Return the value of each sample."""
     batch = example.batch
-    if batch is not None and batch.whole is not None:
-        batch = batch.whole
     if batch is None or segment not in batch.segments:
         kind = "tuples" if batch is None else "batches without it"
         raise ConfigError(
