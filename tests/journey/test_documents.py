@@ -56,6 +56,12 @@ STANDS_IN: dict[str, dict[str, str]] = {
     },
     "tiers.md": {"/fast/disk": "."},
     "serving.md": {'hb.Follower("published")': "published"},
+    "watching.md": {
+        '["country", "age"], bounds={"age": [18, 30, 50]}': (
+            '["userId", "rating"], bounds={"rating": [3, 4]}'
+        ),
+        'figures["country"]': 'figures["userId"]',
+    },
     "serving_rows.md": {
         'hb.ParameterServer.connect("grpc://rows:8002")': 'hb.ParameterServer("rows")'
     },
