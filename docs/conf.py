@@ -127,7 +127,7 @@ PAGES = {
 
 # Heading of the navigation -> pages below it.
 NAVIGATION = {
-    "Start": ["quickstart", "walk", "which"],
+    "Start": ["quickstart", "walk", "walk_log", "which"],
     "Data": ["connectors", "types", "join", "data", "prepare", "prepare_keys", "prepare_rows"],
     "Models": ["models", "cookbook", "sequences", "graphs", "layers", "auto"],
     "Training": [

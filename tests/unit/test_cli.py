@@ -217,6 +217,8 @@ def test_train_evaluate_predict_inspect(
     assert not re.search(r"at +┃ rows ┃", divided)  # `--by` takes the place of the callback
     code, divided, _ = call(capsys, monkeypatch, "evaluate", "job.yaml", *by[:2])
     assert re.search(r"at +┃ rows ┃", divided)
+    code, _, errors = call(capsys, monkeypatch, "serve", "out/export", "--set", "http_port=1")
+    assert "unknown key, got 'http_port' with the value 1. Give the flag --http-port" in errors
     code, _, errors = call(capsys, monkeypatch, "evaluate", "job.yaml", "--by", "user=a")
     assert "--by: bounds are numbers between commas, got 'user=a'. Give" in errors
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -261,7 +260,7 @@ def _print_history(part: str, history: History) -> None:
 def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
     """Print how tables grew: rows after each part, ids admitted, refused and evicted."""
     parts = [f"rows after {part}" for part in histories]
-    grid = Grid("table", *parts, "capacity", "admitted", "refused", "evicted", "MiB")
+    grid = _named_grid("table", *parts, "capacity", "admitted", "refused", "evicted", "MiB")
     at_end: Tables = {}
     for history in histories.values():
         at_end = history.tables or at_end
@@ -303,17 +302,29 @@ def _print_baselines(
 
 
 def _print_segments(column: str, rows: Sequence[SegmentRow]) -> None:
-    """Print the figures of the model for each value, beside the log loss of each baseline."""
-    baselines = list(dict.fromkeys(name for row in rows for name in row.figures))[1:]
-    titles = [f"log loss, {name}" for name in baselines]
-    grid = Grid(column, "rows", "positives", "AUC", "log loss", "calibration", *titles)
+    """Print the figures of the model for each value, beside the best log loss of a baseline."""
+    grid = _named_grid(column, "rows", "positives", "AUC", "log loss", "calibration", "baseline")
     for row in rows:
         model = row.figures["model"]
-        numbers = [model["auc"], model["log_loss"], model["calibration"]]
-        numbers += [row.figures.get(name, {}).get("log_loss", math.nan) for name in baselines]
+        losses = {name: values["log_loss"] for name, values in row.figures.items()}
+        del losses["model"]
+        best = ""
+        if losses:
+            name = min(losses, key=lambda name: losses[name])
+            best = f"{name.partition(' ')[0]} {losses[name]:.4f}"
         counts = (f"{row.rows:,}", f"{row.positives:,}")
-        grid.add_row(escape(row.value), *counts, *(f"{number:.4f}" for number in numbers))
+        numbers = [f"{model[key]:.4f}" for key in ("auc", "log_loss", "calibration")]
+        grid.add_row(escape(row.value), *counts, *numbers, best)
     console.print(grid)
+
+
+def _named_grid(name: str, *titles: str) -> Grid:
+    """Return a grid whose first column holds names, which are never cut."""
+    grid = Grid()
+    grid.add_column(name, no_wrap=True)
+    for title in titles:
+        grid.add_column(title)
+    return grid
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
@@ -369,7 +380,7 @@ def print_export(exported: Exported) -> None:
     manifest = exported.manifest
     tables = manifest.tables
     files = manifest.files
-    grid = Grid("table", "dim", "rows", "MiB")
+    grid = _named_grid("table", "dim", "rows", "MiB")
     for table in tables:
         num_bytes = sum(files[part.file].bytes for part in table.parts)
         dim = str(table.config["dim"])

@@ -211,6 +211,8 @@ def _build_settings(
     for key, value in settings.items():
         if key not in keys:
             advice = config.did_you_mean(key, keys)
+            if key == "http_port":  # as the flag is named
+                advice = "Give the flag --http-port, or the key port."
             raise ConfigError(
                 f"serve.{key}: unknown key, got {key!r} with the value {value!r}. {advice}"
             )
