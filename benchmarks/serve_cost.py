@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one answer costs a server: `hotbed serve` over JSON, binary tensors and gRPC, with and without
-a log of requests, beside the same network in ONNX Runtime behind FastAPI.
+a log of requests, an access log and spans, beside the same network in ONNX Runtime behind FastAPI.
 
 A request: a user and some items, to the small DeepFM of `serve_load.py`. Clients are threads of this
 process that ask again once they are answered. The servers are measured in turn. The figure is the
@@ -9,12 +9,14 @@ least of all rounds: other work on the machine only adds to it.
 
 Prints a JSON line for each kind of request, number of candidates, number of clients and server: the
 least and the median processor milliseconds, the median and the 99th percentile of the latency in the
-best round, for ours the ratio of the least ones to the peer's, and with a log that to ours without.
+best round, for ours the ratio of the least ones to the peer's, and with a log or spans that to ours
+without.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.server
 import json
 import os
 import subprocess
@@ -22,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +39,24 @@ CALLERS = {"json": "hotbed json", "binary": "hotbed http", "grpc": "hotbed grpc"
 
 Started = tuple[subprocess.Popen[str], tuple[int, int]]
 """The process of a server, and its ports for HTTP and gRPC."""
+
+
+class Received(http.server.BaseHTTPRequestHandler):
+    """A receiver of spans that drops them."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *_: object) -> None: ...
+
+
+def collector() -> str:
+    """Start a receiver of spans, and return its URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Received)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def make_body(kind: str, candidates: int, seed: int) -> bytes:
@@ -111,11 +132,19 @@ def main() -> None:
         peer = (load, "--as", "onnx", "--folder", str(root / "model.onnx"))
         serve = (*serve, "--grpc-port", "0")
         logs = ("--set", f"log={root / 'log'}")
-        with started(*serve) as ours, started(*serve, *logs) as logging, started(*peer) as theirs:
+        with ExitStack() as stack:
+            servers = {
+                "hotbed": started(*serve),
+                "hotbed, log": started(*serve, *logs),
+                "hotbed, access log": started(*serve, "--set", "access_log=1"),
+                "hotbed, spans": started(*serve, OTEL_EXPORTER_OTLP_ENDPOINT=collector()),
+                "onnx fastapi": started(*peer),
+            }
+            processes = {name: stack.enter_context(each) for name, each in servers.items()}
             for kind in a.kinds:
                 for candidates in a.candidates:
                     for clients in a.clients:
-                        compare(kind, candidates, clients, a, (ours, logging, theirs))
+                        compare(kind, candidates, clients, a, processes)
 
 
 def compare(
@@ -123,17 +152,16 @@ def compare(
     candidates: int,
     clients: int,
     a: argparse.Namespace,
-    processes: tuple[Started, Started, Started],
+    processes: Mapping[str, Started],
 ) -> None:
     """Measure the servers in turn, and print a line for each."""
-    ours, logging, theirs = processes
-    servers = {
-        "hotbed": (kind, CALLERS[kind], ours[0].pid, ours[1][kind == "grpc"]),
-        "hotbed, log": (kind, CALLERS[kind], logging[0].pid, logging[1][kind == "grpc"]),
-    }
-    if kind != "grpc":
-        peer_kind = "bytes" if kind == "binary" else kind
-        servers["onnx fastapi"] = (peer_kind, "onnx fastapi", theirs[0].pid, theirs[1][0])
+    servers = {}
+    for server, (process, ports) in processes.items():
+        if server != "onnx fastapi":
+            servers[server] = (kind, CALLERS[kind], process.pid, ports[kind == "grpc"])
+        elif kind != "grpc":
+            peer_kind = "bytes" if kind == "binary" else kind
+            servers[server] = (peer_kind, server, process.pid, ports[0])
     costs = {server: list[tuple[float, float, float]]() for server in servers}
     for round_ in range(a.rounds + 1):
         for server, (body_kind, caller_kind, pid, port) in servers.items():
@@ -155,7 +183,7 @@ def compare(
         }
         if server == "hotbed" and "onnx fastapi" in least:
             line["ratio"] = round(least[server] / least["onnx fastapi"], 2)
-        if server == "hotbed, log":
+        if server.startswith("hotbed, "):
             line["ratio"] = round(least[server] / least["hotbed"], 2)
         print(json.dumps(line), flush=True)
 

@@ -309,9 +309,11 @@ def write_onnx(path: Path, rows: int) -> None:
 
 
 @contextmanager
-def started(*command: str) -> Iterator[tuple[subprocess.Popen[str], tuple[int, int]]]:
-    """A server's process, and its ports for HTTP and gRPC."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+def started(
+    *command: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], tuple[int, int]]]:
+    """A server's process with variables of its environment, and its ports for HTTP and gRPC."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     process = subprocess.Popen(
         [sys.executable, *command], stderr=subprocess.PIPE, text=True, env=env
     )
