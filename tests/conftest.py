@@ -100,9 +100,9 @@ def _unnamed_skips(session: pytest.Session) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    from forked import CALLS, COMMANDS
+    from forked import COMMANDS, SERVER
 
-    CALLS.close()
+    SERVER.close()
     COMMANDS.close()
     if _unnamed_skips(session) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,7 +2,7 @@
 """Processes of tests as forks of one process, which has imported what they need: that is most of
 what a process costs.
 
-There are two such processes. `CALLS` calls functions of tests: its process has imported torch.
+There are two such processes. `SERVER` calls functions of tests: its process has imported torch.
 `COMMANDS` runs commands of `hotbed`, as a process that cannot import torch. The first worker of a
 run that needs one starts `tests/forked.py` and keeps it until the session ends. It forks a process
 for each connection of a worker.
@@ -231,13 +231,13 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
 
-CALLS = CallServer()
+SERVER = CallServer()
 COMMANDS = CommandServer()
 
 
 def cpu_seconds_of_forks() -> float:
     """Return what the forks of this worker have cost so far."""
-    return CALLS.cpu_seconds + COMMANDS.cpu_seconds
+    return SERVER.cpu_seconds + COMMANDS.cpu_seconds
 
 
 def ranks_of(
@@ -253,7 +253,7 @@ def ranks_of(
     """
     file = str(sys.modules[task.__module__].__file__)
     sizes = (ranks, host_ranks)
-    results: list[Any] = CALLS.call(_ranks, file, task.__name__, sizes, arguments)
+    results: list[Any] = SERVER.call(_ranks, file, task.__name__, sizes, arguments)
     return results
 
 

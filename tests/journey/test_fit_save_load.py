@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
-from forked import CALLS
+from forked import SERVER
 
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError
@@ -86,7 +86,7 @@ def test_a_new_process_predicts_the_same_bits(trained: Any, tmp_path: Path) -> N
     model, path = trained
     test = events(tmp_path / "test.parquet", 500, 1)  # with users and items that have no rows
     here = model.predict(hb.Dataset(hb.sources.Parquet(str(test)), model.schema, 100))
-    there = CALLS.call(predicted, str(path), str(test))
+    there = SERVER.call(predicted, str(path), str(test))
     np.testing.assert_array_equal(here.view(np.int32), there.view(np.int32))
 
 

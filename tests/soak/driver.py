@@ -50,7 +50,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import torch
-from forked import CALLS
+from forked import SERVER
 
 ROWS = 3000
 
@@ -583,7 +583,7 @@ def _be(config: dict[str, Any], write: int, *, is_killed: bool) -> NoReturn:
 
 def lives(root: Path, **config: Any) -> dict[str, Any]:
     """Return how a life ended, in a process of its own: `lives(root, kill=…)`."""
-    answer: dict[str, Any] = CALLS.call(fork, {"root": str(root), **config})
+    answer: dict[str, Any] = SERVER.call(fork, {"root": str(root), **config})
     return answer
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ALLOWED_SKIPS
-from forked import CALLS
+from forked import SERVER
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = {path: path.read_text() for path in sorted(TESTS.rglob("*.py"))}
@@ -88,6 +88,6 @@ def test_what_needs_the_shared_folder_is_skipped_without_it() -> None:
         for path, text in FILES.items()
         if "shared_data" in text and path.name.startswith("test_") and path != Path(__file__)
     ]
-    outcomes = CALLS.call(outcomes_without_shared, files)
+    outcomes = SERVER.call(outcomes_without_shared, files)
     assert outcomes.keys() == {"setup skipped", "teardown passed"}
     assert outcomes["setup skipped"] >= len(files)

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
-from forked import CALLS
+from forked import SERVER
 from torch import nn
 
 import hotbed as hb
@@ -408,7 +408,7 @@ def died(deaths: Sequence[tuple[Path, int, int]]) -> list[bool]:
     """Save a full and a delta in a process of each of `deaths`: its folder, the call at which it
     dies, and the saves that go well before. Return which died.
     """
-    codes = CALLS.call(statuses, [(str(root), last, before) for root, last, before in deaths])
+    codes = SERVER.call(statuses, [(str(root), last, before) for root, last, before in deaths])
     assert set(codes) <= {0, 9}
     for root, _, before in deaths:
         if before or (root / "CURRENT").exists():
@@ -437,4 +437,4 @@ def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, b
     deaths = [(tmp_path / str(at), at, before) for at in range(1, 2 * NUM_CALLS)]
     outcomes = died(deaths)
     assert outcomes == sorted(outcomes, reverse=True)
-    assert CALLS < sum(outcomes) < len(outcomes)
+    assert SERVER < sum(outcomes) < len(outcomes)
