@@ -6,6 +6,7 @@ returns, and runs the dense graph over the tensors and the rows.
 
     dense.py     the dense graph of a model that takes tensors, over these tensors and rows
     export.py    exports of models that take tensors
+    fbgemm.py    operators of FBGEMM, which models of TorchRec call, by those of torch
     ids.py       the id graph of a model as ONNX, checked against torch
     integers.py  integer operations that ONNX Runtime computes to the bit as torch does
     model.py     a model that takes tensors, as the exporter needs it

@@ -18,6 +18,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hotbed.errors import ConfigError
 
+from .fbgemm import decompositions
+
 aten = torch.ops.aten
 _EXACT_NUMBERS = {
     "abs",
@@ -89,7 +91,9 @@ def exact(program: ExportedProgram) -> ExportedProgram:
     Raises:
         ConfigError: it divides integers by a tensor, where a zero in a request would end a server.
     """
-    decomposed: ExportedProgram = program.run_decompositions(_DECOMPOSITIONS)
+    decomposed: ExportedProgram = program.run_decompositions(
+        {**_DECOMPOSITIONS, **decompositions()}
+    )
     for node in decomposed.graph.nodes:
         if _name(node) in _DIVISIONS and _is_integer(node.meta.get("val")):
             _check_divisor(decomposed, node)
