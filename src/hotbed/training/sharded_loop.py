@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -130,6 +131,34 @@ class ShardedLoop:
         grains.add(earlier)
         return loss
 
+    def joined(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of all ranks as one for `backward`, where each rank reads its own.
+
+        Its samples are those of the ranks, in their order. The last batch is that of the rank that
+        has fewest.
+
+        Args:
+            batches: of this rank, of arrays or tensors; on all ranks with the same columns.
+
+        Raises:
+            ConfigError: on each rank, an item is not a Batch, or two ranks have other columns.
+
+        Example:
+            >>> for batch in loop.joined(own_batches):
+            ...     loss = loop.backward(batch, loss_of)
+        """
+        items = iter(batches)
+        while True:
+            with self.shard.together():
+                item = next(items, None)
+                sent = None if item is None else _on_the_way(item)
+            every = self.shard.gathered(sent)
+            whole = [of_rank for of_rank in every if of_rank is not None]
+            if len(whole) < len(every):
+                return
+            _check_columns(whole)
+            yield Batch.concat(whole)
+
     @at("clip_gradients")
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
@@ -139,6 +168,31 @@ class ShardedLoop:
         """
         checks.above("clip_gradients.max_norm", max_norm, 0, "Give 10.0, for example.")
         return self._learner.clip_gradients(max_norm)
+
+
+def _on_the_way(item: Any) -> Batch:
+    """Return a batch of NumPy arrays, as ranks send it."""
+    if not isinstance(item, Batch):
+        raise ConfigError(
+            f"joined: batches are hb.Batch objects, got {type(item).__name__}. Make one of the "
+            "columns: hb.Batch(ids, dense, labels)."
+        )
+    return item.map_arrays(np.asarray).at(None)
+
+
+def _check_columns(batches: Sequence[Batch]) -> None:
+    """Raise ConfigError unless the batches of all ranks have the same columns."""
+    columns = []
+    for batch in batches:
+        ids = [(name, of_name.weights is not None) for name, of_name in batch.ids.items()]
+        dense = [(name, values.shape[1:]) for name, values in batch.dense.items()]
+        others = [batch.weight is not None, batch.time is not None]
+        columns.append((ids, dense, list(batch.labels), others))
+    if any(of_rank != columns[0] for of_rank in columns):
+        raise ConfigError(
+            f"joined: the batches of all ranks have the same columns, got {columns} on ranks 0 to "
+            f"{len(columns) - 1}. Give all ranks batches of one kind."
+        )
 
 
 def _checked(loss: Any) -> Tensor:
