@@ -32,10 +32,12 @@ help:                ## list the verbs
 
 setup: $(VENV)/.installed   ## make the environment, build the native core, install the wheel
 
-$(VENV)/.tools: constraints.txt
+$(VENV)/.tools: constraints.txt constraints-torchrec.txt
 	@echo "installing the pinned versions of constraints.txt into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq -r constraints.txt
+	@rm -rf $(VENV)/torchrec
+	@$(BIN)/python -m pip install -qq --no-deps --target $(VENV)/torchrec -r constraints-torchrec.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)

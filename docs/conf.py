@@ -146,6 +146,7 @@ NAVIGATION = {
         "migrate/index",
         "migrate/fuxictr",
         "migrate/torcheasyrec",
+        "migrate/torchrec",
         "migrate/hugectr",
         "migrate/hugectr_parameters",
         "migrate/hugectr_samples",

@@ -19,6 +19,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests" / "soak"))  # for `import driver`
 sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(Path(sys.prefix) / "torchrec"))  # see constraints-torchrec.txt
 pytest_plugins = ["schedule", "quick"]
 
 # Networks and tables of tests are tiny: threads of torch would only wait for each other.

@@ -24,7 +24,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Group, *, sparse: bool = Fa
     Its scope is "catch_up" if the optimizer moves rows without a gradient, else "touched".
 
     Args:
-        optimizer: torch's own class, not one derived from it.
+        optimizer: torch's own class, not one derived from it, or TorchRec's RowWiseAdagrad.
         group: one of its parameter groups.
         sparse: whether the gradient of the weight is sparse, as of nn.Embedding(sparse=True).
 
@@ -32,7 +32,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Group, *, sparse: bool = Fa
         ConfigError: no rule equals this optimizer, or one of its settings.
     """
     name = type(optimizer).__name__
-    twin = _TWINS.get(type(optimizer))
+    twin = _twin_of(optimizer)
     if twin is None:
         names = ", ".join(cls.__name__ for cls in _TWINS)
         raise ConfigError(
@@ -70,17 +70,19 @@ def row_state(
         weight: [num rows, dim].
 
     Returns:
-        The slots of the rule in the order of `Rule.state_width`, each [num rows, dim]; none
-        before the first step; and the step.
+        The slots of the rule in the order of `Rule.state_width`, each [num rows, dim], or
+        [num rows, 1] where a row has one number; none before the first step; and the step.
     """
     step = int(state.get("step", 0))
     slots = []
-    for name in _TWINS[type(optimizer)].slots:
+    twin = _twin_of(optimizer)
+    assert twin is not None, "rule_of refuses it"
+    for name in twin.slots:
         slot = state.get(name)
         if slot is None:
             return [], step
         dense = slot.to_dense() if slot.is_sparse else slot
-        slots.append(dense.detach().view(weight.shape))
+        slots.append(dense.detach().view(len(weight), -1))
     return slots, step
 
 
@@ -120,6 +122,17 @@ def _adagrad(group: Group, sparse: bool) -> Rule:
         float(group["initial_accumulator_value"]),
         l2=decay,
         scope="catch_up" if decay else "touched",
+    )
+
+
+def _rowwise_adagrad(group: Group, sparse: bool) -> Rule:
+    # also with decay, idle rows stay as they are: FBGEMM's kernel, which takes the place of this
+    # optimizer when TorchRec shards a model, moves only the rows of a batch
+    return rules.RowwiseAdagrad(
+        float(group["lr"]),
+        float(group["eps"]),
+        float(group["initial_accumulator_value"]),
+        l2=float(group["weight_decay"]),
     )
 
 
@@ -165,3 +178,14 @@ _TWINS: Mapping[type[torch.optim.Optimizer], _Twin] = {
     torch.optim.AdamW: _Twin(_adamw, _MOMENTS, {**_OFF, "amsgrad": False}, sparse=False),
     torch.optim.SparseAdam: _Twin(_adam, _MOMENTS, _OFF, sparse=True),
 }
+_NAMED_TWINS: Mapping[str, _Twin] = {
+    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": _Twin(
+        _rowwise_adagrad, ("sum",), {**_OFF, "lr_decay": 0}, sparse=False
+    )
+}
+"""Of optimizers whose library is not imported here, by the place of their class."""
+
+
+def _twin_of(optimizer: torch.optim.Optimizer) -> _Twin | None:
+    kind = type(optimizer)
+    return _TWINS.get(kind) or _NAMED_TWINS.get(f"{kind.__module__}.{kind.__qualname__}")

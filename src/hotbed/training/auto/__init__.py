@@ -3,11 +3,15 @@
 
 adapter.py            what the loop asks of a converted model
 binding.py            batches as the arguments of an ordinary model
+configs.py            the tables that TorchRec's collections of a model declare
 conversion_report.py  the report of hb.auto: what became of every embedding
 convert.py            hb.auto: an ordinary torch model becomes one whose embeddings are tables
+jagged.py             TorchRec's jagged tensors among the arguments of a model
 leaf_names.py         names of the tensors in nested arguments, by the paths that lead to them
 lookups.py            what nn.Embedding and nn.EmbeddingBag become
+managed_collision.py  TorchRec's managed collisions, whose raw ids pass
 network.py            the state of a converted model, and what happens at each of its calls
+owners.py             the optimizers that learn the embeddings of a model
 plain.py              the way back: the weights of a converted model
 report.py             Report: what became of each embedding or table of a model, and why
 report_boxes.py       the boxes that the pictures of all reports share
@@ -23,6 +27,7 @@ tracing/              how the code of a model is followed
 from .binding import bind
 from .conversion_report import EmbeddingEntry
 from .convert import auto
+from .jagged import from_kjt, to_kjt
 from .network import Converted, converted
 from .plain import plain_state_dict
 from .report import Report, ReportEntry
@@ -44,6 +49,8 @@ __all__ = [
     "auto",
     "bind",
     "converted",
+    "from_kjt",
     "inspect",
     "plain_state_dict",
+    "to_kjt",
 ]

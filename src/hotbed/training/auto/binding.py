@@ -7,17 +7,18 @@ import dataclasses
 import inspect
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hotbed import config
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, RowShapeError
 
+from .configs import keys_of
+from .jagged import JAGGED, KEYED_JAGGED, as_tensor, ids_with_offsets, is_class, jagged, to_kjt
 from .signature import OFFSETS, WEIGHTS, includes_last_offset
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -33,7 +34,9 @@ def bind(
     `<name>_offsets` gets the ids of all samples as `<name>`, with offsets as nn.EmbeddingBag takes
     them, and `<name>_weights`. Labels, weight and time have their own names. A model with one
     parameter that names no column gets a dict of all columns: ids with offsets where samples have
-    different numbers of them.
+    different numbers of them. A parameter that is annotated with TorchRec's KeyedJaggedTensor takes
+    the id columns that the model's collections look up, with weights if some have weights; one that
+    is annotated with JaggedTensor takes the id column of its name.
 
     Args:
         model: an ordinary module.
@@ -48,7 +51,7 @@ def bind(
         >>> args, kwargs = bind(model, batch)
         >>> scores = model(*args, **kwargs)
     """
-    columns = _Columns(batch, includes_last_offset(model), bags)
+    columns = _Columns(batch, includes_last_offset(model), bags, keys_of(model))
     parameters = inspect.signature(model.forward)
     types = _types(model.forward)
     wanted = {}
@@ -72,8 +75,11 @@ def bind(
 class _Columns:
     """The columns of a batch as tensors, by the names under which a model takes them."""
 
-    def __init__(self, batch: Batch, include_last: bool, bags: Container[str]) -> None:
+    def __init__(
+        self, batch: Batch, include_last: bool, bags: Container[str], keys: Sequence[str]
+    ) -> None:
         self.batch = batch
+        self.keys = keys
         self._bags = bags
         self._include_last = include_last
         self._numbers: dict[str, Any] = {**batch.dense, **batch.labels}
@@ -107,16 +113,16 @@ class _Columns:
             else:
                 as_bags = offsets in names
             if as_bags:
-                values[name] = _tensor(ids.values)
+                values[name] = as_tensor(ids.values)
                 values[offsets] = self._offsets(ids)
                 if ids.weights is not None:
-                    values[weights] = _tensor(ids.weights)
+                    values[weights] = as_tensor(ids.weights)
             elif names is None or name in names or weights in names:
                 values[name] = _matrix(name, ids, ids.values)
                 if ids.weights is not None:
                     values[weights] = _matrix(name, ids, ids.weights)
         for name, numbers in self._numbers.items():
-            values[name] = _tensor(numbers)
+            values[name] = as_tensor(numbers)
         if names is None:
             return values
         return {name: values[name] for name in names}
@@ -127,7 +133,7 @@ class _Columns:
             offsets = np.arange(len(ids) + 1, dtype=np.int64)
         if not self._include_last:
             offsets = offsets[:-1]
-        return _tensor(offsets)
+        return as_tensor(offsets)
 
 
 def _values(
@@ -141,7 +147,9 @@ def _values(
         types: their annotations.
     """
     values: dict[str, Any] = {}
-    values.update(columns.take([name for name in wanted if name in columns.names]))
+    ids = columns.batch.ids
+    plain = [name for name in wanted if not is_class(types.get(name), JAGGED)]
+    values.update(columns.take([name for name in plain if name in columns.names]))
     missing = []
     for name, is_required in wanted.items():
         kind = types.get(name)
@@ -149,6 +157,10 @@ def _values(
             continue
         if kind is Batch:
             values[name] = columns.batch
+        elif is_class(kind, KEYED_JAGGED):
+            values[name] = to_kjt(columns.batch, columns.keys or list(ids))
+        elif is_class(kind, JAGGED) and name in ids:
+            values[name] = jagged(ids_with_offsets(ids[name]))
         elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             values[name] = _instance(kind, columns)
         elif is_required:
@@ -192,7 +204,7 @@ def _num_ids(ids: Ids) -> int | None:
 
 def _matrix(name: str, ids: Ids, values: Any) -> Tensor:
     """Return values [n] where each sample has one without offsets, else [n, k]."""
-    tensor = _tensor(values)
+    tensor = as_tensor(values)
     if ids.offsets is None:
         return tensor
     num_ids = _num_ids(ids)
@@ -204,12 +216,6 @@ def _matrix(name: str, ids: Ids, values: Any) -> Tensor:
             "as well, or bring lists of equal length."
         )
     return tensor.view(len(ids), num_ids)
-
-
-def _tensor(values: Any) -> Tensor:
-    if torch.is_tensor(values):
-        return values
-    return torch.from_numpy(np.require(values, requirements="W"))
 
 
 def _no_column(where: str, name: str, columns: _Columns) -> ConfigError:

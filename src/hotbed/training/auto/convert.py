@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hotbed import config
-from hotbed.embedding.init import Normal
 from hotbed.embedding.lookups import Buckets
 from hotbed.embedding.modules import TableRows
 from hotbed.embedding.rule import Rule, Sgd
@@ -26,13 +25,14 @@ from . import trace
 from .adapter import ConvertedAdapter
 from .conversion_report import EmbeddingEntry, conversion_report
 from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
+from .managed_collision import pass_raw_ids, raw_ids_passing
 from .network import Converted, arguments_of, attach, converted
+from .owners import Optimizer, adopt, owners_of, unwrapped
 from .report import Report
 from .rows import fill
 from .signature import Signature
 from .sites import EmbeddingWeight, weights_of
 
-Optimizer = torch.optim.Optimizer
 Options = Mapping[str, Mapping[str, Any] | None]
 
 DECIDED = ("name", "dim", "rule")
@@ -53,20 +53,23 @@ def auto(
     """Turn the embeddings of an ordinary model into tables that grow and forget, in place.
 
     Every nn.Embedding and nn.EmbeddingBag looks up its rows in a `hb.Table` of its path, with the
-    arguments and results that it had; the rest of the model stays as it is. The rows of the weight
-    are those of the ids 0, 1, …, with the state that the optimizer has of them, so that a
+    arguments and results that it had; the rest of the model stays as it is. The tables of
+    TorchRec's EmbeddingBagCollection and EmbeddingCollection keep their names. The rows of the
+    weight are those of the ids 0, 1, …, with the state that the optimizer has of them, so that a
     conversion after some steps changes nothing. New ids are inserted in training; their rows start
-    as torch's do, Normal(0, 1).
+    as torch's do, Normal(0, 1), and as a config of TorchRec says.
 
     A module whose weight is read outside a lookup, such as one tied to an output layer, stays an
     nn.Embedding; the report says so. Nothing is changed before everything has been checked.
 
     Args:
         model: an ordinary module, on any device.
-        optimizer: the torch optimizer of the embeddings, or a list of several. Make schedulers
-            afterwards, for the optimizer that is returned.
-        tables: by module path, keywords of `hb.Table`, such as `admit`, `evict` and `init`, and
-            `buckets` as `hb.EmbeddingCollection` takes them; None keeps that module as it is.
+        optimizer: the torch optimizer of the embeddings, or a list of several; TorchRec's
+            KeyedOptimizerWrapper stands for the optimizer inside of it, and its CombinedOptimizer
+            for a list. Make schedulers afterwards, for the optimizer that is returned.
+        tables: by module path, or by the name of a table of TorchRec, keywords of `hb.Table`, such
+            as `admit`, `evict` and `init`, and `buckets` as `hb.EmbeddingCollection` takes them;
+            None keeps that module as it is.
         times: the name of the argument of the model that holds the time of each sample, int64
             microseconds, for policies that need it.
         unbounded: paths of the modules whose ids end with `% bins`: their tables take the ids
@@ -91,7 +94,7 @@ def auto(
     _check_types(model, tables, times, unbounded)
     optimizers = _optimizers(model, optimizer)
     combined, report = _converted(model, optimizers, tables or {}, times, unbounded, batch)
-    if isinstance(optimizer, Optimizer):
+    if isinstance(optimizer, Optimizer) and len(combined) == 1:
         return model, combined[0], report
     return model, combined, report
 
@@ -106,15 +109,18 @@ def _converted(
 ) -> tuple[list[Optimizer], Report[EmbeddingEntry]]:
     """Convert `model`; return what takes the place of each optimizer, and the report."""
     weights = weights_of(model)
-    _check_paths("tables", options, weights)
-    _check_paths("unbounded", unbounded, weights)
+    paths = _paths("tables", options, weights)
+    options = {paths[key]: keywords for key, keywords in options.items()}
+    unbounded = list(_paths("unbounded", unbounded, weights).values())
     signature = _signature(model, batch, times)
-    findings = trace.inspect_both_modes(
-        model,
-        [site.path for weight in weights for site in weight.sites if not site.is_scripted],
-        signature,
-    )
+    with raw_ids_passing(model):
+        findings = trace.inspect_both_modes(
+            model,
+            [site.path for weight in weights for site in weight.sites if not site.is_scripted],
+            signature,
+        )
     reasons = {weight.name: _kept(weight, options, findings) for weight in weights}
+    _check_managed(weights, reasons)
     movable = [weight for weight in weights if not reasons[weight.name]]
     _check_unbounded(unbounded, movable, findings)
     if unbounded and signature is not None:
@@ -126,8 +132,10 @@ def _converted(
         state.set_graph(findings.graph, signature)
     for move in moves:
         state.lookups.update(move.put_in_place(unbounded))
+    pass_raw_ids(model)
     attach(state, ConvertedAdapter(state))
     rows = {move.weight.parameter: move.rows for move in moves}
+    adopt(rows, optimizers[0], optimizers)
     combined = [_combined(optimizer, model, rows) for optimizer in optimizers]
     for move in moves:
         MovedWeight.retire(move.weight.parameter, move.weight.name)
@@ -185,6 +193,7 @@ class Move:
         changed = {}
         for site, lookup in zip(self.weight.sites, self.lookups, strict=True):
             lookup.unbounded = site.path in unbounded
+            lookup.has_raw_ids = site.raw_ids is not None
             become(site.module, lookup)
             changed[site.path] = site.module
         return changed
@@ -241,17 +250,34 @@ def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
                 f"{type(element).__name__} whose step a scheduler wraps. Make schedulers after "
                 "hb.auto, for the optimizer that it returns."
             )
-    return optimizers
+    return [each for element in optimizers for each in unwrapped(element)]
 
 
-def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[EmbeddingWeight]) -> None:
-    paths_of_model = [path for weight in weights for path in weight.paths]
-    for path in paths:
-        if path not in paths_of_model:
+def _paths(keyword: str, keys: Iterable[str], weights: Sequence[EmbeddingWeight]) -> dict[str, str]:
+    """Return the path that each of `keys` stands for: a path, or the name of a table.
+
+    Raises:
+        ConfigError: the model has no embedding of a key, or two keys stand for one path.
+    """
+    path_of = {}
+    for weight in weights:
+        path_of[weight.name] = weight.paths[0]
+    for weight in weights:
+        path_of.update({path: path for path in weight.paths})
+    paths: dict[str, str] = {}
+    for key in keys:
+        if key not in path_of:
             raise ConfigError(
-                f"hb.auto.{keyword}: the model has no embedding at this path, got {path!r}. "
-                f"{config.did_you_mean(path, paths_of_model)}"
+                f"hb.auto.{keyword}: the model has no embedding at this path, got {key!r}. "
+                f"{config.did_you_mean(key, path_of)}"
             )
+        if path_of[key] in paths.values():
+            raise ConfigError(
+                f"hb.auto.{keyword}: one embedding is named twice, got {key!r} and "
+                f"{path_of[key]!r}. Name it once."
+            )
+        paths[key] = path_of[key]
+    return paths
 
 
 def _check_unbounded(
@@ -299,6 +325,17 @@ def _kept(weight: EmbeddingWeight, options: Options, findings: trace.Findings) -
     return ""
 
 
+def _check_managed(weights: Sequence[EmbeddingWeight], reasons: Mapping[str, str]) -> None:
+    """Raise ConfigError if an embedding is kept that would get raw ids from now on."""
+    for weight in weights:
+        if reasons[weight.name] and weight.sites[0].raw_ids is not None:
+            raise ConfigError(
+                "hb.auto: an embedding behind managed collisions becomes a table, which takes raw "
+                f"ids, got {weight.name!r}, which would be kept: {reasons[weight.name]}. Let it "
+                "become a table, or use an EmbeddingBagCollection alone."
+            )
+
+
 def _moves(
     weights: Sequence[EmbeddingWeight],
     options: Options,
@@ -340,22 +377,10 @@ def _moves(
     return [Move.of(*move) for move in moves]
 
 
-def _owners(
-    weight: EmbeddingWeight, optimizers: Sequence[Optimizer]
-) -> list[tuple[Optimizer, Any]]:
-    """Return the optimizers of a weight, each with the parameter group that holds it."""
-    owners = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            if any(parameter is weight.parameter for parameter in group["params"]):
-                owners.append((optimizer, group))
-    return owners
-
-
 def _rule(weight: EmbeddingWeight, optimizers: Sequence[Optimizer]) -> Rule:
-    owners = _owners(weight, optimizers)
+    owners = owners_of(weight.parameter, optimizers)
     if len(owners) > 1:
-        names = ", ".join(type(optimizer).__name__ for optimizer, _ in owners)
+        names = ", ".join(type(owner.optimizer).__name__ for owner in owners)
         raise ConfigError(f"its weight must be in one optimizer, got {names}.")
     if not weight.parameter.requires_grad:
         return Sgd()  # of a frozen table: no step changes it
@@ -364,8 +389,8 @@ def _rule(weight: EmbeddingWeight, optimizers: Sequence[Optimizer]) -> Rule:
             "its weight is in no optimizer that was given. Give that optimizer too, or set "
             "requires_grad=False."
         )
-    optimizer, group = owners[0]
-    return rule_of(optimizer, group, sparse=weight.is_sparse)
+    owner = owners[0]
+    return rule_of(owner.optimizer, owner.group, sparse=weight.is_sparse)
 
 
 def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str, Any]:
@@ -392,18 +417,24 @@ def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str
                 f"hb.Table has no such keyword, got {keyword!r}. "
                 f"{config.did_you_mean(keyword, free)}"
             )
-    return {"init": Normal(1.0), **keywords, "rule": rule}
+    return {"init": weight.init, **keywords, "rule": rule}
 
 
 def _fill(weight: EmbeddingWeight, table: Table, optimizers: Sequence[Optimizer]) -> None:
     """Load the rows of a weight, with the state that its optimizer has of them."""
     state: list[torch.Tensor] = []
     step = 0
-    for optimizer, _ in _owners(weight, optimizers):
+    for owner in owners_of(weight.parameter, optimizers):
         if weight.parameter.requires_grad:
-            of_weight = optimizer.state.get(weight.parameter, {})
-            state, step = row_state(optimizer, of_weight, weight.parameter)
-    fill(table, weight.parameter, state, step)
+            of_weight = owner.optimizer.state.get(weight.parameter, {})
+            state, step = row_state(owner.optimizer, of_weight, weight.parameter)
+    values = weight.parameter
+    raw_ids = weight.sites[0].raw_ids
+    if raw_ids is None:
+        fill(table, values, state, step)
+    else:
+        of_rows = [slot[raw_ids.rows] for slot in state]
+        fill(table, values[raw_ids.rows], of_rows, step, raw_ids.ids.numpy())
     if not weight.parameter.requires_grad:
         table.requires_grad_(False)
 
@@ -442,6 +473,12 @@ def _report(
             f"The code of the model could not be traced ({findings.problem}). Its lookups work as "
             "they are, and map their ids in the forward pass; hb.Ahead, unbounded and serving need "
             "a trace, which the first batch may give."
+        )
+    remapped = [move.table.name for move in moves if move.weight.sites[0].raw_ids is not None]
+    if remapped:
+        notes.append(
+            f"Managed collisions are gone: the tables {', '.join(remapped)} have a row for each "
+            "raw id. Bound them with evict=hb.Lru(max_rows) or hb.Lfu(max_rows)."
         )
     moved = {id(move.weight.parameter) for move in moves}
     num_dense = 0

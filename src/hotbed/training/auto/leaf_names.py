@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hotbed.data.batch import Ids
+
+from .jagged import Jagged
 
 Path = tuple[Any, ...]
 """The parameter of a leaf, then the keys, fields and numbers that lead to it."""
 
 
 def value_at(arguments: Mapping[str, Any], path: Path) -> Any:
-    """Return the value at the end of a path, or None."""
+    """Return the value at the end of a path, or None; of a value of TorchRec, its parts."""
     value: Any = arguments
     for key in path:
         try:
@@ -25,12 +30,39 @@ def value_at(arguments: Mapping[str, Any], path: Path) -> Any:
                 value = value[key]
         except (AttributeError, LookupError, TypeError):
             return None
+        jagged = Jagged.of(value)
+        if jagged is not None:
+            value = jagged.parts
     return value
+
+
+def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors of nested values, each with the path that leads to it from `path` on."""
+    jagged = Jagged.of(value)
+    if jagged is not None:
+        value = jagged.parts
+    if torch.is_tensor(value):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from tensors_of(value[key], (*path, key))
+    elif isinstance(value, (tuple, list)):
+        keys = getattr(value, "_fields", range(len(value)))
+        for key, item in zip(keys, value, strict=True):
+            yield from tensors_of(item, (*path, key))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name), (*path, field.name))
+
+
+def belongs_to_ids(path: Path, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a tensor is a part of the ids of a feature: their offsets have all ends."""
+    return len(path) > 1 and isinstance(value_at(arguments, path[:-1]), Ids)
 
 
 def title_of(path: Path, arguments: Mapping[str, Any]) -> Path:
     """Return the path by which a reader knows a tensor: the ids of a feature bear its name."""
-    if not isinstance(value_at(arguments, path[:-1]), Ids) or len(path) < 2:
+    if not belongs_to_ids(path, arguments):
         return path
     *parents, feature, part = path
     return (*parents, feature if part == "values" else f"{feature}_{part}")

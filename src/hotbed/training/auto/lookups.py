@@ -150,6 +150,7 @@ class MovedLookup(TableModule):
         embedding_dim: lanes of a row.
         padding_idx: the id that takes no gradient, and that bags leave out, or None.
         unbounded: whether the ids come from `computed` instead of the argument.
+        has_raw_ids: whether row i of the weight was not that of id i: managed collisions are gone.
         computed: of the next lookups, in the order of the forward pass, without `% bins`.
         turns: what was mapped for the lookups of this forward pass in train mode, their rows or
             their plans; None = each lookup maps its ids.
@@ -179,6 +180,7 @@ class MovedLookup(TableModule):
         self.norm_type = source.norm_type
         self.scale_grad_by_freq = False
         self.unbounded = False
+        self.has_raw_ids = False
         self.computed: deque[Tensor] = deque()
         self.turns: Turns[Tensor | Plan | None] | None = None
         self.times: Any = None
@@ -270,6 +272,12 @@ class MovedLookup(TableModule):
                 missing_keys,
                 unexpected_keys,
                 error_msgs,
+            )
+            return
+        if self.has_raw_ids:
+            error_msgs.append(
+                f"{prefix}weight: its table has rows of raw ids, got a weight of remapped ones. "
+                "Load the model before hb.auto."
             )
             return
         shape = (self.num_embeddings, self.embedding_dim)

@@ -72,6 +72,11 @@ def _check_ids(module: MovedLookup, leave_out: bool) -> None:
             f"plain_state_dict: a weight has one row a bin, got {module.path!r}, whose table has "
             "rows of ids before '% bins' (unbounded). Convert without unbounded to come back."
         )
+    if module.has_raw_ids:
+        raise ConfigError(
+            f"plain_state_dict: a weight has rows of remapped ids, got {module.path!r}, whose "
+            "table has rows of raw ids (managed collisions). Save the RecModel instead."
+        )
     if leave_out:
         return
     new_ids = _ids_outside(module.tables[0], module.num_embeddings)

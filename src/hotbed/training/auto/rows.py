@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.embedding.table import Table
@@ -16,27 +17,35 @@ CHUNK = 2**16
 """Rows that are loaded at a time."""
 
 
-def fill(table: Table, weight: Tensor, state: Sequence[Tensor], step: int) -> None:
+def fill(
+    table: Table,
+    weight: Tensor,
+    state: Sequence[Tensor],
+    step: int,
+    ids: NDArray[np.int64] | None = None,
+) -> None:
     """Load a weight into an empty table, with the optimizer state of its rows.
 
     Args:
         table: an empty table.
         weight: float32 [num rows, dim].
-        state: the slots of its rule, each [num rows, dim]; empty = that of new rows.
+        state: the slots of its rule, each [num rows, its width]; empty = that of new rows.
         step: the number of updates so far.
+        ids: of the rows; None = 0, 1, …
     """
+    if ids is None:
+        ids = np.arange(len(weight))
     rates = [[1, table.rule.lr]] if step else []
     table.load_scalars({**table.scalars(), "step": step, "rates": rates})
     has_state = bool(state) and table.state_width > 0
     for start in range(0, len(weight), CHUNK):
         stop = min(start + CHUNK, len(weight))
-        ids = np.arange(start, stop)
-        columns = {"id": pa.array(ids), "value": _lists(weight[start:stop])}
+        columns = {"id": pa.array(ids[start:stop]), "value": _lists(weight[start:stop])}
         if has_state:
             slots = [slot[start:stop] for slot in state]
             columns["state"] = _lists(torch.cat(slots, 1))
         if table.clock == "steps":
-            times = np.full(len(ids), step, np.int64)
+            times = np.full(stop - start, step, np.int64)
             columns["last_seen"] = pa.array(times)
         table.load([pa.record_batch(columns)])
 

@@ -150,7 +150,9 @@ def _parts(signature: Signature, schema: Schema, names: Collection[str]) -> dict
 
 def _column(leaf: Leaf, columns: Collection[str]) -> str:
     """Return the column with the name of a tensor, or ""."""
-    for name in (leaf.name, str(leaf.path[-1])):
+    last = leaf.path[-1]
+    feature = leaf.path[-2] if last == "values" and len(leaf.path) > 2 else last
+    for name in (leaf.name, str(last), str(feature)):
         if name in columns:
             return name
     return ""

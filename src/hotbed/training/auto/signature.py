@@ -21,7 +21,8 @@ from hotbed.data.batch import Batch
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import ConfigError, RowShapeError
 
-from .leaf_names import Path, title_of, unique_names, value_at
+from .jagged import Jagged
+from .leaf_names import Path, belongs_to_ids, tensors_of, title_of, unique_names, value_at
 
 OFFSETS = "_offsets"
 WEIGHTS = "_weights"
@@ -137,7 +138,8 @@ class Signature:
             tensors[name] = tensor_at[path]
         bags = _bags(paths, tensors)
         if num_samples is None:
-            num_samples = _num_samples(model, tensors, bags)
+            ends = {name for name, path in paths.items() if belongs_to_ids(path, arguments)}
+            num_samples = _num_samples(model, tensors, bags, ends)
         leaves = []
         for name, tensor in tensors.items():
             leaves.append(Leaf.of(name, paths[name], tensor, bags, num_samples))
@@ -172,11 +174,11 @@ class Signature:
             RowShapeError: a tensor is missing, or has another type or number of axes than in the
                 first batch.
         """
-        arguments = _by_parameter(None, self._parameters, args, kwargs)
+        by_path = dict(tensors_of(_by_parameter(None, self._parameters, args, kwargs)))
         tensors: list[Tensor] = []
         for leaf in self.tensors:
-            value = value_at(arguments, leaf.path)
-            if not torch.is_tensor(value) and needed is not None and leaf.name not in needed:
+            value: Any = by_path.get(leaf.path)
+            if value is None and needed is not None and leaf.name not in needed:
                 value = torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype))
             _check(leaf, value)
             tensors.append(value)
@@ -299,6 +301,9 @@ def _by_parameter(
 
 def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
     """Return a copy of nested arguments, with each value at the end of a path changed."""
+    jagged = Jagged.of(value)
+    if jagged is not None:
+        return jagged.with_parts(_mapped(jagged.parts, path, change))
     if isinstance(value, Mapping):
         items = {key: _mapped(item, (*path, key), change) for key, item in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):
@@ -381,8 +386,13 @@ def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
 
 
-def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor], bags: Mapping[str, str]) -> int:
-    """Return the number of samples, as most tensors have it in their first axis."""
+def _num_samples(
+    model: nn.Module, tensors: Mapping[str, Tensor], bags: Mapping[str, str], ends: Collection[str]
+) -> int:
+    """Return the number of samples, as most tensors have it in their first axis.
+
+    `ends`: the names of offsets that include the last one.
+    """
     parts = {*bags, *bags.values()}
     sizes = []
     for name, tensor in tensors.items():
@@ -390,12 +400,13 @@ def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor], bags: Mapping[
             sizes.append(tensor.shape[0])
     if sizes:
         return Counter(sizes).most_common(1)[0][0]
-    offsets = {len(tensors[name]) for name in bags if _is_integer(tensors[name])}
+    offsets = [name for name in bags if _is_integer(tensors[name])]
     if not offsets:
         return 1
-    if len(offsets) > 1:
-        return min(offsets)
-    return offsets.pop() - int(includes_last_offset(model))
+    counts = {len(tensors[name]) - int(name in ends) for name in offsets}
+    if len(counts) > 1 or set(offsets) <= set(ends):
+        return min(counts)
+    return counts.pop() - int(includes_last_offset(model))
 
 
 def _axis(name: str, tensor: Tensor, bags: Mapping[str, str], num_samples: int) -> str:

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hotbed.embedding.init import Init, Normal
 from hotbed.embedding.modules import TableModule
 from hotbed.errors import ConfigError
 from hotbed.parallel.world import check_not_wrapped
+
+from .configs import TableConfig, check_convertible, configs_of
+from .managed_collision import RawIds, raw_ids_of
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
@@ -30,11 +34,15 @@ class Site:
         path: its first path in the model.
         others: its other paths, if it is registered at several.
         module: the module.
+        config: of its table, if it lies in a collection of TorchRec.
+        raw_ids: of the rows of its weight, if managed collisions gave them; None = row i is id i.
     """
 
     path: str
     others: tuple[str, ...]
     module: Embedding
+    config: TableConfig | None = None
+    raw_ids: RawIds | None = None
 
     @property
     def pooling(self) -> str:
@@ -103,8 +111,14 @@ class EmbeddingWeight:
 
     @property
     def name(self) -> str:
-        """Return the name of the table that holds the rows: the first module's path."""
-        return self.sites[0].path or "embedding"
+        """Return the name of the table that holds the rows: the first module's path.
+
+        A table of TorchRec keeps its name.
+        """
+        site = self.sites[0]
+        if site.config is not None:
+            return site.config.name
+        return site.path or "embedding"
 
     @property
     def is_sparse(self) -> bool:
@@ -115,6 +129,12 @@ class EmbeddingWeight:
     def paths(self) -> tuple[str, ...]:
         """Return every path of its modules."""
         return tuple(path for site in self.sites for path in (site.path, *site.others))
+
+    @property
+    def init(self) -> Init:
+        """Return how new rows begin: as torch or the config of TorchRec draws them."""
+        config = self.sites[0].config
+        return Normal(1.0) if config is None else config.init
 
 
 def is_embedding(module: nn.Module) -> bool:
@@ -131,6 +151,7 @@ def weights_of(model: nn.Module) -> list[EmbeddingWeight]:
         ConfigError: there are none, or `model` is wrapped.
     """
     _check_plain(model)
+    check_convertible(model)
     paths: dict[Embedding, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if is_embedding(module):
@@ -140,10 +161,12 @@ def weights_of(model: nn.Module) -> list[EmbeddingWeight]:
             f"hb.auto: {type(model).__name__} has no nn.Embedding and no nn.EmbeddingBag, got "
             f"{len(list(model.modules()))} modules. Train it as it is."
         )
+    configs = configs_of(model)
+    raw_ids = raw_ids_of(model)
     sites: dict[int, list[Site]] = {}
     for module, paths_of_module in paths.items():
         first, *others = paths_of_module
-        site = Site(first, tuple(others), module)
+        site = Site(first, tuple(others), module, configs.get(module), raw_ids.get(module))
         sites.setdefault(id(module.weight), []).append(site)
     weights = []
     for of_weight in sites.values():

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from hotbed.data.batch import Batch, CountedTimes, Ids, times_of
 from hotbed.embedding.lookups import FeatureLayout, Lookup, Plan, Plans
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.training.auto.leaf_names import tensors_of
 from hotbed.training.auto.lookups import MovedLookup
 from hotbed.training.auto.network import Converted, takes_batch
 from hotbed.training.step.example import Example
@@ -213,7 +213,7 @@ class CalledLookups(NetworkLookups):
         if takes_batch(args, kwargs):
             return
         example = first.example
-        tensors = list(_tensors((example.arguments, example.keywords)))
+        tensors = list(tensors_of((example.arguments, example.keywords)))
         needed = self._state.needed()
         leaves = signature.leaves(args, kwargs, needed)
         places: list[Place | None] = []
@@ -247,7 +247,7 @@ class CalledLookups(NetworkLookups):
     def _placed(self, example: Example) -> list[Tensor]:
         """Return the leaves of an example that lie where those of the first one lay."""
         assert self._state.signature is not None
-        tensors = dict(_tensors((example.arguments, example.keywords)))
+        tensors = dict(tensors_of((example.arguments, example.keywords)))
         leaves = []
         for leaf, place in zip(self._state.signature.tensors, self._places, strict=True):
             if place is None:
@@ -321,21 +321,6 @@ class _FirstCall:
         if model.training and not self.is_over:
             self.arguments = (args, kwargs)
             self.is_over = True
-
-
-def _tensors(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the tensors of nested values, each with its place."""
-    if torch.is_tensor(value):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _tensors(value[key], (*place, key))
-    elif isinstance(value, (tuple, list)):
-        for number, item in enumerate(value):
-            yield from _tensors(item, (*place, number))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name), (*place, field.name))
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
