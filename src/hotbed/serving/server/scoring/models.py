@@ -224,7 +224,7 @@ class Models:
             model.wanted = False
             if model.ready:
                 model.close()
-                if model.cache is None:
+                if model.cache is None and self._server.find(name) is not None:
                     self._server.unload(name)
 
     @contextmanager
