@@ -15,6 +15,7 @@ metric that needs bounded memory on an endless stream.
 
     baselines.py       what a model has to beat: a constant, the rate of items, a linear model
     bounded.py         metrics whose memory does not grow with the number of samples
+    clustered.py       metrics of samples that come in clusters, with intervals
     classification.py  metrics of predicted probabilities
     metric.py          base classes of the metrics
     metric_set.py      the metrics that a user names, as objects by name

@@ -71,14 +71,23 @@ class HitRate(GroupMetric):
         """Return a number in [0, 1]; nan if no group has a positive label."""
         samples = _weighted(self._all())
         codes, num_groups = _groups(samples)
+        values = self.of_groups(samples, codes, num_groups)
+        if np.isnan(values).all():
+            return self._undefined(f"none of {num_groups} groups has a positive label")
+        return _mean_of_groups(samples, codes, values)
+
+    def of_groups(self, samples: Samples, codes: Array, num_groups: int) -> Array:
+        """Return 1 or 0 for each group, [num_groups]; nan without a positive label.
+
+        `codes`: the number of each sample's group.
+        """
         positive = samples.label > 0.5
         order = np.lexsort((positive, -samples.prediction, codes))
         hits = order[positive[order] & (ranks(codes[order]) < self.k)]
-        eligible = np.unique(codes[positive])
-        if not len(eligible):
-            return self._undefined(f"none of {num_groups} groups has a positive label")
-        weights = _group_weights(samples, codes, num_groups)
-        return float(weights[np.unique(codes[hits])].sum() / weights[eligible].sum())
+        values = np.full(num_groups, np.nan)
+        values[codes[positive]] = 0.0
+        values[codes[hits]] = 1.0
+        return values
 
 
 @config.described
@@ -121,15 +130,23 @@ class NDCG(GroupMetric):
         """Return a number in [0, 1]; nan if no group has a positive gain."""
         samples = _weighted(self._all())
         codes, num_groups = _groups(samples)
+        values = self.of_groups(samples, codes, num_groups)
+        if np.isnan(values).all():
+            return self._undefined(f"none of {num_groups} groups has a positive gain")
+        return _mean_of_groups(samples, codes, values)
+
+    def of_groups(self, samples: Samples, codes: Array, num_groups: int) -> Array:
+        """Return the gain of each group as a share of the best, nan without one, [num_groups].
+
+        `codes`: the number of each sample's group.
+        """
         gains = samples.label if self.gain == "linear" else np.exp2(samples.label) - 1.0
         reached, best = (
             self._dcg(codes, score, gains, num_groups) for score in (samples.prediction, gains)
         )
-        eligible = best > 0
-        if not eligible.any():
-            return self._undefined(f"none of {num_groups} groups has a positive gain")
-        weights = _group_weights(samples, codes, num_groups)[eligible]
-        return float(np.average(reached[eligible] / best[eligible], weights=weights))
+        shares = np.full(num_groups, np.nan)
+        np.divide(reached, best, out=shares, where=best > 0)
+        return shares
 
     def _dcg(self, codes: Array, score: Array, gains: Array, num_groups: int) -> Array:
         order = np.lexsort((-score, codes))
@@ -159,10 +176,15 @@ def _weighted(samples: Samples) -> Samples:
     return samples[positive]
 
 
-def _group_weights(samples: Samples, codes: Array, num_groups: int) -> Array:
-    """Return the mean weight of each group's samples."""
-    total = np.bincount(codes, samples.weight, num_groups)
-    return np.asarray(total / np.bincount(codes, minlength=num_groups))
+def _mean_of_groups(samples: Samples, codes: Array, values: Array) -> float:
+    """Return the mean of the values of groups that have one, by the mean weight of their samples.
+
+    `codes`: the number of each sample's group; each group has a sample.
+    """
+    total = np.bincount(codes, samples.weight, len(values))
+    weights = total / np.bincount(codes, minlength=len(values))
+    counts = ~np.isnan(values)
+    return float(np.average(values[counts], weights=weights[counts]))
 
 
 def ranks(codes: Array) -> Array:

@@ -33,6 +33,7 @@ class Series:
         y: one value for each of `x`.
         color: number of a colour from 0 to 7; -1 draws a thin, faint line.
         dots: draw a dot at each point.
+        ends: the ends of an interval around each of `y`, drawn as a band; none = no band.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Series:
     y: list[float]
     color: int = 0
     dots: bool = False
+    ends: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Axes:
     def of(cls, chart: Chart) -> _Axes:
         xs = [x for line in chart.series for x in line.x]
         ys = [y for line in chart.series for y in line.y] + list(chart.levels.values())
+        ys += [y for line in chart.series for ends in line.ends for y in ends]
         x0, x1 = chart.x_bounds or (min(xs), max(xs))
         low = 0.0 if chart.from_zero else min(ys)
         steps = ticks(low, max(ys))
@@ -162,10 +165,24 @@ def _line(line: Series, axes: _Axes) -> list[str]:
     kind = "plot faint" if line.color < 0 else "plot"
     color = _color(line)
     shapes = [f"<polyline class='{kind}' stroke='{color}' points='{points}'/>"]
+    if line.ends:
+        shapes.insert(0, _band(line, axes))
     if line.dots:
         for x, y in places:
             shapes.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6' fill='{color}'/>")
     return shapes
+
+
+def _band(line: Series, axes: _Axes) -> str:
+    """Return the area between the ends of intervals; of one point it is a stroke."""
+    lows = [(axes.x(x), axes.y(low)) for x, (low, _) in zip(line.x, line.ends, strict=True)]
+    highs = [(axes.x(x), axes.y(high)) for x, (_, high) in zip(line.x, line.ends, strict=True)]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*lows, *reversed(highs)])
+    color = _color(line)
+    return (
+        f"<polygon points='{points}' fill='{color}' fill-opacity='.15' stroke='{color}' "
+        "stroke-opacity='.3' stroke-width='1'/>"
+    )
 
 
 def _legend(chart: Chart) -> str:
