@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotbed import checks
 from hotbed.memory_limit import warning_of_memory
 from hotbed.optim.modes import in_train_mode
+from hotbed.signals import ended_by_signals
 from hotbed.training.loop import measure, pass_over, reported
 from hotbed.training.run import Run
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from hotbed.training.watching.history import History
 
 log = logging.getLogger("hotbed")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def follow(run: Run, history: History) -> None:
@@ -75,32 +71,3 @@ class StreamLimits:
     def on_idle(self, run: Run) -> None:
         if self._seconds is not None and time.monotonic() >= self._until:
             run.stop(f"{self._seconds:g} seconds")
-
-
-@contextmanager
-def ended_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Call `stop` with the name of the first SIGINT or SIGTERM within.
-
-    A second signal has its usual effect, and so has a signal in a thread other than the main one,
-    which may not set handlers. Signals that are ignored stay ignored, as under nohup.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[signal.Signals, Any] = {}
-    for ending_signal in SIGNALS:
-        handler = signal.getsignal(ending_signal)
-        if handler is not signal.SIG_IGN:
-            before[ending_signal] = handler or signal.SIG_DFL
-
-    def handle(number: int, _: Any) -> None:
-        stop(signal.Signals(number).name)
-        signal.signal(number, before[signal.Signals(number)])
-
-    for ending_signal in before:
-        signal.signal(ending_signal, handle)
-    try:
-        yield
-    finally:
-        for ending_signal, handler in before.items():
-            signal.signal(ending_signal, handler)

@@ -2,6 +2,7 @@
 """What a run shows while it learns: history, progress, Prometheus, TensorBoard, the report.
 
 baselines.py      Baselines: simple models beside the one that learns
+endpoint.py       Endpoint: readings at an HTTP address, without torch
 history.py        History: the course of a training in bounded memory, as a callback
 new_ids.py        NewIds: how samples with new ids are ranked
 progress.py       ProgressBar: what a run is doing, in a terminal or as lines

@@ -9,13 +9,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from hotbed import checks
 from hotbed.config import described
-from hotbed.errors import ConfigError, MissingExtra
 from hotbed.training.run import Run
-from hotbed.training.watching.readings import Reading, readings
+from hotbed.training.watching.endpoint import Endpoint, Reading
+from hotbed.training.watching.readings import readings
 
 log = logging.getLogger("hotbed")
 
@@ -109,58 +108,3 @@ def _labelled(run: Run, values: Iterable[Reading]) -> Iterator[Reading]:
             labels = {**reading.labels, "rank": str(run.learner.shard.rank)}
             reading = replace(reading, labels=labels)
         yield reading
-
-
-class Endpoint:
-    """Serves the newest `readings` at http://host:port/metrics, from a thread of its own.
-
-    `port` 0 takes a free port; `self.port` is the port in use. Raises MissingExtra without
-    prometheus-client, and ConfigError if the port is taken.
-    """
-
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        try:
-            from prometheus_client import CollectorRegistry, core, start_http_server
-        except ImportError as error:
-            raise MissingExtra(
-                "Prometheus: prometheus-client is not installed. "
-                "Run `pip install hotbed[prometheus]`."
-            ) from error
-        self._families = core
-        self._readings = tuple[Reading, ...]()
-        registry = CollectorRegistry()
-        registry.register(self)
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise ConfigError(
-                f"Prometheus.port: cannot listen, got {host}:{port}, {error.strerror}. "
-                "Give a free port, or 0."
-            ) from error
-        self.port: int = self._server.server_port
-
-    def show(self, readings: Iterable[Reading]) -> None:
-        """Replace the readings that a scrape returns."""
-        self._readings = tuple(readings)
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the metric families; prometheus-client calls it for each scrape, on its thread."""
-        families: dict[str, Any] = {}
-        for reading in self._readings:
-            labels = list(reading.labels)
-            if reading.name not in families:
-                kind = "CounterMetricFamily" if reading.total else "GaugeMetricFamily"
-                text = reading.name.replace("_", " ")
-                families[reading.name] = getattr(self._families, kind)(
-                    f"hotbed_{reading.name}", text, labels=labels
-                )
-            families[reading.name].add_metric(
-                [reading.labels[label] for label in labels], reading.value
-            )
-        yield from families.values()
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

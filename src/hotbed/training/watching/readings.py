@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from hotbed.connectors.times import EARLIEST
@@ -17,6 +15,7 @@ from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
 from hotbed.training.run_state import held_rows
+from hotbed.training.watching.endpoint import Reading
 from hotbed.training.watching.segments import MODEL, BySegment, SegmentTables
 from hotbed.training.writes import Writes
 
@@ -26,23 +25,6 @@ DISK_LEVELS = ("file_bytes", "live_bytes", "waiting_extents")
 ROW_LEVELS = ("resident", "memory_bytes")
 ROW_TOTALS = ("hits", "misses", "fetched", "waited_seconds")
 TABLE_TOTALS = ("admitted", "refused", "evicted", "evicted_by_reason")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One number to watch.
-
-    Attributes:
-        name: in the form of Prometheus, without `hotbed_`.
-        value: the number.
-        labels: what distinguishes readings of the same name, such as the table.
-        total: True for a counter, which only rises while a process lives.
-    """
-
-    name: str
-    value: float
-    labels: Mapping[str, str] = field(default_factory=dict)
-    total: bool = False
 
 
 def statistics(run: Run) -> Tables:

@@ -12,7 +12,8 @@ from typing import Any
 from hotbed.errors import MissingExtra
 from hotbed.files import check_folder
 from hotbed.training.run import Run
-from hotbed.training.watching.readings import Reading, counters_of, readings
+from hotbed.training.watching.endpoint import Reading
+from hotbed.training.watching.readings import counters_of, readings
 from hotbed.training.watching.windows import Windows
 
 log = logging.getLogger("hotbed")
