@@ -141,7 +141,7 @@ NAVIGATION = {
         "ranks",
     ],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
-    "Operation": ["operate", "persist", "routing", "request_log"],
+    "Operation": ["operate", "persist", "routing", "request_log", "measure"],
     "Coming from": [
         "migrate/index",
         "migrate/fuxictr",

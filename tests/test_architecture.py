@@ -46,6 +46,7 @@ FOLDERS = [
     "training",
     "job",
     "prepare",
+    "quality",
     "compat",
     "cli",
     "testing",
@@ -62,6 +63,7 @@ BASE = {
     "objects",
     "plugins",
     "yaml_files",
+    "signals",
 }
 NEVER = {"serving": {"optim", "parallel", "training"}, "training": {"serving"}}
 # The modules that a folder may import beside the ground floor, where few of the folders before it
@@ -75,6 +77,7 @@ ONLY = {
         "persist.upkeep.inspect",
         "persist.upkeep.rollback",
         "prepare",
+        "quality",
         "serving.main",
     }
 }

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .persist.publish import Follower as Follower
     from .persist.publish import PublishDirectory as PublishDirectory
     from .persist.publish import PublishTopic as PublishTopic
+    from .quality.measure import ServingQuality as ServingQuality
     from .serving.cache import EmbeddingCache as EmbeddingCache
     from .serving.client import Client as Client
     from .serving.parameter_server import ParameterServer as ParameterServer
@@ -126,6 +127,7 @@ _HOMES: dict[str, str] = {
     "RmsProp": "embedding.rule:RmsProp",
     "RowwiseAdagrad": "embedding.rule:RowwiseAdagrad",
     "Schema": "data.schema:Schema",
+    "ServingQuality": "quality.measure:ServingQuality",
     "Sgd": "embedding.rule:Sgd",
     "SparseOptimizer": "optim.sparse:SparseOptimizer",
     "Ssd": "embedding.tier:Ssd",

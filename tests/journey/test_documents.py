@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import served_streams
 import torch
 import typer
 import yaml
@@ -55,6 +56,7 @@ STANDS_IN: dict[str, dict[str, str]] = {
         'hb.Follower("published/clicks")': "published",
     },
     "tiers.md": {"/fast/disk": "."},
+    "measure.md": {"/log/ranker": "log", "clicks/*": "outcomes/*", '["country"]': '["segment"]'},
     "serving.md": {'hb.Follower("published")': "published"},
     "watching.md": {
         '["country", "age"], bounds={"age": [18, 30, 50]}': (
@@ -208,6 +210,9 @@ def before(page: str, given: dict[str, Any]) -> None:
         given |= {"MyNetwork": lambda: names(page)["network"], "published": []}
     if page == "serving.md":
         given |= {"published": [], **items()}
+    if page == "measure.md":
+        stream = served_streams.drawn(100)
+        served_streams.write(Path(), stream, stream.served(stream.versions()))
     if page == "prepare.md":
         Path("prepare.yaml").write_text(blocks(page, "yaml")[0])
 
@@ -231,6 +236,13 @@ def test_python_on_a_page_runs(
         code = [block.replace(there, here) for block in code]
     for number, block in enumerate(code, 1):
         exec(compile(block, f"{page}, block {number}", "exec"), given)
+
+
+def test_measures_on_the_page_are_read(tmp_path: Path) -> None:
+    for number, text in enumerate(blocks("measure.md", "yaml")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text)
+        assert hb.ServingQuality.read(file).samples.on == ("request_id", "item")
 
 
 def commands(page: str) -> Iterator[list[str]]:

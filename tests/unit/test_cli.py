@@ -111,6 +111,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "evaluate": ["--by", "--ranks", *job],
         "predict": ["--keep", "--out", "--ranks", "--set", "files", "what"],
         "rescore": ["log", "model"],
+        "measure": ["--set", "file"],
         "export": ["--out", "--set", "what"],
         "serve": [
             "--grpc-port",

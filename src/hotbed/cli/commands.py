@@ -573,6 +573,25 @@ def rescore(
 
 
 @app.command()
+def measure(
+    file: Annotated[
+        Path, typer.Argument(metavar="MEASURE.yaml", help="What to measure: YAML, or JSON.")
+    ],
+    assignments: Assignments = None,
+) -> None:
+    """Measure the quality of what was served, by route, version and segment, with intervals.
+
+    A log that ends is measured at once. Otherwise each window is measured once its outcomes are
+    known; Ctrl-C saves, and the next call resumes. See docs/measure.md.
+    """
+    from hotbed.cli import show
+    from hotbed.quality.measure import ServingQuality
+
+    quality = ServingQuality.read(file, _assigned(assignments, "measure"))
+    show.print_quality(quality.measure(report=show.print_window))
+
+
+@app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Check every file of a checkpoint and of the states it needs.
 

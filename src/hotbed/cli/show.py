@@ -30,9 +30,12 @@ from hotbed.job.run import (
     Published,
 )
 from hotbed.prepare import Stage, Workflow
+from hotbed.quality.cells import METRICS
+from hotbed.quality.page import figure_text, value_text
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+    from hotbed.quality.results import Quality
     from hotbed.serving.request_log.rescoring import Rescored
     from hotbed.serving.routes.editing import ReplicaRoute
     from hotbed.training.columns import Tables
@@ -373,6 +376,35 @@ def print_replicas(rows: Sequence[ReplicaRoute]) -> None:
     for row in rows:
         if row.problem:
             console.print(f"{row.url}: {row.problem}", markup=False)
+
+
+def print_window(window: Quality) -> None:
+    """Print a line about a window that was measured."""
+    whole = window.windows.slice(0, 1).to_pylist()[0]
+    print_line(
+        f"{whole['begin']:%Y-%m-%d %H:%M} to {whole['end']:%H:%M} UTC: {whole['samples']:,} "
+        f"samples of {whole['users']:,} users, rate {whole['rate']:.4f}, "
+        f"AUC {figure_text(whole, 'auc')}"
+    )
+
+
+def print_quality(quality: Quality) -> None:
+    """Print the newest window: its figures, and the differences that were measured."""
+    if not quality.windows.num_rows:
+        print_line("no window has all of its outcomes yet")
+        return
+    newest = quality.windows["begin"].to_pylist()[-1]
+    heads = [name.replace("_", " ") for name in METRICS]
+    for rows, count in ((quality.windows, "users"), (quality.differences, "against")):
+        grid = Grid("route", "column", "value", count, "samples", *heads)
+        for row in rows.to_pylist():
+            if row["begin"] == newest:
+                texts = [row["route"] or "all answered", row["column"] or "", value_text(row)]
+                figures = [figure_text(row, name) for name in METRICS]
+                counts = [str(row[count]), f"{row['samples']:,}"]
+                grid.add_row(*map(escape, [*texts, *counts]), *figures)
+        if grid.row_count:
+            console.print(grid)
 
 
 def print_export(exported: Exported) -> None:
