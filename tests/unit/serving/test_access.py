@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -136,6 +137,24 @@ def test_each_request_and_each_error_has_a_line(
         line["status"] not in (200, "OK") for line in lines
     ]
     assert "inputs" in reasons[3]
+
+
+def test_a_request_without_its_body_has_a_line_with_the_status_that_was_sent(
+    exported: Path, lines: list[dict[str, Any]]
+) -> None:
+    models = Models(hb.ParameterServer(), logs=LogOptions(access_log=1.0))
+    models.add("m", exported)
+    running = Running(exported, models=models, request_seconds=0.2)
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    for leaves in (False, True):
+        with socket.create_connection(("127.0.0.1", running.server.port), 20) as connection:
+            connection.sendall(head)
+            if not leaves:
+                assert connection.recv(99).startswith(b"HTTP/1.1 408 ")
+                wait_for(lambda: len(lines) == 1, "the request that was too slow")
+    wait_for(lambda: len(lines) == 2, "the client that left")
+    running.close()
+    assert [line["status"] for line in lines] == [408, 499]
 
 
 def test_a_share_of_the_answers_has_lines_and_without_a_log_none_has(

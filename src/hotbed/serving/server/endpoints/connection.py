@@ -120,6 +120,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0  # of the lines of headers and trailers that are complete
         self._unread_bytes = 0  # received since the body grew or a request was complete
         self._ended = False
+        self._last_answer: HttpResponse | None = None  # to a request that has not arrived
         self._state: tuple[object, ...] = ()  # what limits the connection
         self._state_began = 0.0
 
@@ -138,7 +139,7 @@ class Connection(HttpToolsProtocol):
         while response is None and more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                app.ended(request, None)
+                app.ended(request, self._last_answer)
                 return
             body += message["body"]
             more = message["more_body"]
@@ -379,6 +380,7 @@ class Connection(HttpToolsProtocol):
         if last is not None:
             last.disconnected = True
             last.message_event.set()
+            self._last_answer = response
         if last is None or not last.response_started:
             self.transport.write(_head_of(response, is_last=True) + response.body)
         if self.transport.can_write_eof():
