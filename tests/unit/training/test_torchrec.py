@@ -38,6 +38,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import hotbed as hb
 from hotbed.data.batch import Batch, Ids
 from hotbed.training.auto import Signature, bind, converted, from_kjt, plain_state_dict, to_kjt
+from hotbed.training.auto.served import plain_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -312,3 +313,31 @@ def test_columns_become_the_jagged_arguments_of_a_model() -> None:
     assert features.keys() == ["user"]
     assert liked.lengths().tolist() == [2, 0]
     assert liked.weights().tolist() == [0.5, 2.0]
+
+
+class Twice(nn.Module):
+    """Looks up the same keys in two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection([config("t", "user")])
+
+    def forward(self, first: KeyedJaggedTensor, second: KeyedJaggedTensor) -> Tensor:
+        return self.bags(first).values().sum(1) - self.bags(second).values().sum(1)
+
+
+def test_a_column_of_a_dataset_feeds_two_jagged_arguments_of_a_server() -> None:
+    model, _, _ = moved(Twice())
+    arguments, _ = bind(model, batch())
+    model(*arguments)
+    state = converted(model)
+    assert state is not None
+    assert state.signature is not None
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    columns, parts = plain_model(state, schema).schema(state.signature.names)
+    assert [column.name for column in columns.ids] == ["user"]
+    assert parts == {
+        f"{name}{ending}": ("user", part)
+        for name in ("first_user", "second_user")
+        for ending, part in (("", "values"), ("_offsets", "ends"))
+    }
