@@ -171,7 +171,7 @@ def core_threads() -> Iterator[Callable[[int], None]]:
     hb.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_threads_of_the_core_change_no_bit(threads: int, core_threads: Any) -> None:
     expected = plain()
     core_threads(threads)
@@ -242,7 +242,9 @@ class AnyOrder(Grains):
         return results
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "ranks", [3, *[pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 2, 4, 8)]]
+)
 def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import safetensors.torch
 import torch
+from forked import SERVER
 from torch import nn
 
 import hotbed as hb
@@ -31,7 +30,7 @@ from hotbed.config import describe
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
-from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, HotbedError, PersistError
 from hotbed.persist.container.format import Saved, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
 from hotbed.persist.publish import topic as module
@@ -510,35 +509,27 @@ def test_publishers_are_described_without_secrets() -> None:
     }
 
 
+def publish_there(run: str, published: str) -> str:
+    """Save an empty state and publish it; return the error, if it is refused."""
+    saved = save(run, State())
+    try:
+        PublishDirectory(published).publish(saved)
+    except HotbedError as error:
+        return str(error)
+    return ""
+
+
 def test_a_second_process_cannot_publish_in_the_same_folder(tmp_path: Path) -> None:
-    run, publisher = Run(tmp_path / "run"), PublishDirectory(tmp_path / "published")
+    published = tmp_path / "published"
+    run, publisher = Run(tmp_path / "run"), PublishDirectory(published)
     publisher.publish(run.save())
-    code = """
-import sys
-import hotbed as hb
-from hotbed.errors import HotbedError
-from hotbed.persist.state.checkpoint import State, save
-saved = save(sys.argv[1], State())
-try:
-    hb.PublishDirectory(sys.argv[2]).publish(saved)
-except HotbedError as error:
-    print(error, flush=True)
-input()
-hb.PublishDirectory(sys.argv[2]).publish(saved)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "other"), str(tmp_path / "published")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as second:
-        assert second.stdout is not None
-        message = f"{tmp_path / 'published'}: another process writes it, got process {os.getpid()}"
-        assert message in second.stdout.readline()
-        assert PublishDirectory(tmp_path / "published").publish(run.save()) is not None
-        (*_, version) = Follower(tmp_path / "published").poll()
-        assert version.manifest.version == 1
-        del publisher
-        second.communicate("\n")
-    assert second.returncode == 0
+    error = SERVER.call(publish_there, str(tmp_path / "other"), str(published))
+    assert f"{published}: another process writes it, got process {os.getpid()}" in error
+    assert PublishDirectory(published).publish(run.save()) is not None
+    (*_, version) = Follower(published).poll()
+    assert version.manifest.version == 1
+    del publisher
+    assert not SERVER.call(publish_there, str(tmp_path / "another"), str(published))
 
 
 def test_a_feed_goes_on_after_its_client_ended_and_with_a_topic_made_anew(

@@ -24,6 +24,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import torch
 from on_disk import mounted, room_for
+from schedule import in_soak
 from typer.testing import CliRunner
 
 import hotbed as hb
@@ -115,7 +116,7 @@ def test_a_delta_reads_what_changed_from_the_disk_and_says_how_much(
     assert 0 < read() < full / 10
 
 
-@pytest.mark.parametrize("saves", RULES)
+@pytest.mark.parametrize("saves", in_soak(RULES, {"deltas"}))
 def test_a_stream_that_changes_its_tier_at_each_resume_ends_at_the_bits_of_memory(
     saves: str, disk: hb.Ssd, tmp_path: Path
 ) -> None:
