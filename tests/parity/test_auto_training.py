@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table_bits import bits_of
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -158,8 +159,8 @@ def bits(model: hb.RecModel) -> dict[str, Any]:
     """Return everything that a model has learned."""
     learned: dict[str, Any] = copy.deepcopy(dense_state(model.network))
     for name, table in model.tables.items():
-        learned[name] = [batch.to_pydict() for batch in table.export()]
-        learned[f"{name} candidates"] = [batch.to_pydict() for batch in table.candidates()]
+        learned[name] = bits_of(table.export())
+        learned[f"{name} candidates"] = bits_of(table.candidates())
         learned[f"{name} scalars"] = table.scalars()
     return learned
 

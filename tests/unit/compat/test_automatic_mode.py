@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from table_bits import bits_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -178,7 +179,7 @@ def contents(of: dict[str, hb.Table]) -> dict[str, Any]:
     """Return every column of every row, and the statistics, of tables."""
     state: dict[str, Any] = {}
     for name, own in of.items():
-        state[name] = ([part.to_pydict() for part in own.export()], own.stats, own.scalars())
+        state[name] = (bits_of(own.export()), own.stats, own.scalars())
     return state
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -69,7 +70,7 @@ class Program:
     def state(self) -> tuple[Any, Any, Any]:
         """Return every row with its count and time, and the statistics."""
         own = framework.current().started("test").tables[USER]
-        return [batch.to_pydict() for batch in own.export()], own.stats, own.scalars()
+        return bits_of(own.export()), own.stats, own.scalars()
 
 
 # --- shapes ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -104,10 +105,9 @@ def sgd(rate: float = 1.0) -> Any:
     return mx.optimizers.gradient_descent.create_hash_optimizer(rate)
 
 
-def state(table: hb.Table) -> list[dict[str, list[Any]]]:
+def state(table: hb.Table) -> list[Any]:
     """All that a table holds: rows, states, counts, times and candidates."""
-    parts = [*table.export(), *table.candidates()]
-    return [part.to_pydict() for part in parts] + [table.scalars()]
+    return [bits_of(table.export()), bits_of(table.candidates()), table.scalars()]
 
 
 # --- init -------------------------------------------------------------------------------------------

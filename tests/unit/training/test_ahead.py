@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from on_disk import on_disk
 from schedule import in_soak
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -70,8 +71,8 @@ def everything(model: hb.RecModel) -> dict[str, Any]:
 
 def contents(table: hb.Table) -> Any:
     """The rows of a table, the ids that wait for one, and its counters."""
-    rows = [batch.to_pydict() for batch in table.export()]
-    candidates = [batch.to_pydict() for batch in table.candidates()]
+    rows = bits_of(table.export())
+    candidates = bits_of(table.candidates())
     return rows, candidates, table.scalars(), counts(table.stats)
 
 
@@ -673,7 +674,7 @@ def learn_late(
 
 def table_state(table: hb.Table) -> Any:
     stats = {name: count for name, count in table.stats.items() if "bytes" not in name}
-    candidates = [batch.to_pydict() for batch in table.candidates()]
+    candidates = bits_of(table.candidates())
     return content_digest({"table": table}), stats, table.scalars(), candidates
 
 

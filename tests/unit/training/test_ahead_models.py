@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -124,8 +125,8 @@ def contents(model: nn.Module) -> dict[str, Any]:
     bits: dict[str, Any] = {}
     for module in table_modules(model):
         for table in module.tables:
-            rows = [batch.to_pydict() for batch in table.export()]
-            waiting = [batch.to_pydict() for batch in table.candidates()]
+            rows = bits_of(table.export())
+            waiting = bits_of(table.candidates())
             stats = {key: value for key, value in table.stats.items() if "bytes" not in key}
             bits[table.name] = (rows, waiting, table.scalars(), stats)
     for name in ("out.weight", "out.bias"):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -327,8 +328,8 @@ def test_tables_count_admit_and_evict_as_in_one_grain(policies: dict[str, Any]) 
 
     def known(table: Table) -> Any:
         ids = [batch["id"].to_pylist() for batch in table.export()]
-        candidates = [batch.to_pydict() for batch in table.candidates()]
-        sketch = [batch.to_pydict() for batch in table.sketch()]
+        candidates = bits_of(table.candidates())
+        sketch = bits_of(table.sketch())
         return ids, candidates, sketch, table.scalars(), counts(table.stats)
 
     in_four, tables = contents(4)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from table_bits import bits_of
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -79,8 +80,8 @@ def test_run_is_small_and_typed() -> None:
     assert not [field.name for field in fields if hints[field.name] is Any]
 
 
-def rows_of(tables: Any) -> dict[str, list[dict[str, Any]]]:
-    return {name: [b.to_pydict() for b in table.export()] for name, table in tables.items()}
+def rows_of(tables: Any) -> dict[str, list[bytes]]:
+    return {name: bits_of(table.export()) for name, table in tables.items()}
 
 
 def test_plain_loop_with_schedule_and_checkpoint_gives_the_bits_of_the_callbacks(
