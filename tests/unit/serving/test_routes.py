@@ -244,6 +244,9 @@ def test_a_pinned_version_stays_while_others_are_published(routed: Routed) -> No
         wait_for(lambda version=version: str(version) in routed.model.versions, "it is loaded")
         assert routed.ask(1) == (first, "stable")
         assert routed.ask(1, version) == (version, "version")
+    pinned = routed.model.current.version
+    assert isinstance(pinned, MappedVersion)
+    assert all((pinned.folder / name).exists() for name in pinned.files())  # for other processes
     routed.versions[2] = version
     routed.write({"stable": {"follow": True}})
     assert routed.ask(1) == (version, "stable")
