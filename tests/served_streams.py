@@ -171,7 +171,7 @@ def movielens(shared: Path) -> ServedStream:
         served_at=pl.col("timestamp") * 1_000_000,
         item="item_id",
         user="user_id",
-        segment=(pl.col("item_id") % 3).cast(pl.String),
+        segment=(pl.col("user_id") % 3).cast(pl.String),
         label=pl.col("rating") >= 4,
     )
     return _recorded(shown, REQUEST_ROWS)
