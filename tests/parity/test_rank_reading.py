@@ -34,6 +34,7 @@ from hotbed.errors import HotbedError
 from hotbed.files import digest_of
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.state.digest import part_digests
+from hotbed.training import share_out
 from hotbed.training.run import Callbacks
 from hotbed.training.share_out import identity_of
 
@@ -213,6 +214,57 @@ def wholes() -> dict[str, int]:
     return found
 
 
+SCORED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "files": (files, {}),
+    "prepared": (prepared, {"drop_last": True, "prefetch": 0}),
+    "joined": (joined, {"batch_size": 5}),
+}
+
+
+def scores(folder: str) -> dict[str, Any]:
+    """Score each kind of data by parts; return metrics, predictions, and the rows encoded here."""
+    found: dict[str, Any] = {}
+    model = model_of()
+    model.metrics["gauc"] = hb.metrics.GAUC("user")
+    model.fit(hb.Dataset(memory(Path()), SCHEMA, batch_size=100), progress=False)
+    for name, (make, options) in SCORED.items():
+        place = Path(folder, os.environ["RANK"], name)
+        place.mkdir(parents=True)
+        data = hb.Dataset(make(place), SCHEMA, **{"batch_size": 100, **options})
+        counted = Counted()
+        labels: list[float] = []
+        watch = SimpleNamespace(
+            reads_features=False,
+            on_step_end=lambda run, labels=labels: labels.extend(run.example.labels.tolist()),
+        )
+        small = patch.multiple(share_out, MOST_ROWS=300, MOST_SAMPLES=40)
+        with counted.here(), small:
+            metrics = model.evaluate(data, watch)
+            predictions = model.predict(data).tolist()
+        found[name] = [metrics, predictions, labels, counted.rows]
+    hook = model.network.register_forward_hook(
+        lambda module, arguments, output: output + torch.rand(len(output))
+    )
+    data = hb.Dataset(memory(Path()), SCHEMA, batch_size=100)
+    with patch.object(share_out, "MOST_ROWS", 100):
+        found["random"] = [model.evaluate(data), torch.rand(3).tolist(), [], 0]
+    hook.remove()
+    stop = SimpleNamespace(reads_features=False, on_step_end=lambda run: run.stop("it is enough"))
+    found["stopped"] = [model.evaluate(data, stop), data.resume({}).resumed_epoch, [], 0]
+    return found
+
+
+def test_ranks_read_and_score_parts_of_an_evaluation_with_the_bits_of_one_process(
+    tmp_path: Path,
+) -> None:
+    (expected,) = ranks_of(scores, 1, f"{tmp_path}/one")
+    for ranks in (2, 3):
+        several = ranks_of(scores, ranks, f"{tmp_path}/{ranks}")
+        for name, (*of_one, rows) in expected.items():
+            assert [of_rank[name][:-1] for of_rank in several] == [of_one] * ranks, name
+            assert sum(of_rank[name][-1] for of_rank in several) <= rows
+
+
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [
@@ -280,6 +332,10 @@ def errors() -> dict[str, str]:
         if name == "last row":
             data = hb.Ahead(data)
         found[name] = error_of(functools.partial(model_of().fit, data, progress=False))
+    model = model_of()
+    for name, bad in BAD.items():
+        data = hb.Dataset(hb.sources.Memory(bad), SCHEMA, batch_size=100)
+        found[f"{name}, scored"] = error_of(functools.partial(model.evaluate, data))
     label = hb.Label("never", column="word", positive="seven")
     schema = dataclasses.replace(SCHEMA, columns=[label, *SCHEMA.columns[1:]])
     data = hb.Dataset(memory(Path()), schema, batch_size=100)
@@ -309,10 +365,14 @@ def differing() -> dict[str, str]:
         "schema": hb.Dataset(memory(Path()), of_hash, batch_size=100),
         "rows": hb.Dataset(hb.sources.Memory(columns(ROWS - is_last)), schema, batch_size=100),
     }
-    return {
+    found = {
         name: error_of(functools.partial(model_of().fit, train, progress=False))
         for name, train in data.items()
     }
+    model = model_of()
+    for name in ("ids", "schema", "rows"):
+        found[f"{name}, scored"] = error_of(functools.partial(model.evaluate, data[name]))
+    return found
 
 
 def test_ranks_that_share_out_different_data_are_refused_on_each() -> None:

@@ -434,7 +434,7 @@ SCORED: dict[str, tuple[Differ, str]] = {
     "predict": (lambda n: model_of().predict([batch(1.0 - n)]), r"label 'y' of a batch"),
     "more batches": (
         lambda n: model_of().evaluate([batch()] * (1 + n)),
-        r"the end of the data \[True,.* False\]",
+        r"batches to score next: \[1,.* 2\]",
     ),
     "Evaluation": (evaluation, r"label 'y' of a batch with the digest"),
     "valid": (

@@ -39,9 +39,9 @@ class Ids:
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: slice) -> Ids:
-        start, stop, _ = rows.indices(len(self))
         if self.offsets is None:
-            return self._part(slice(start, stop), None)
+            return self._part(slice(rows.start, rows.stop), None)
+        start, stop, _ = rows.indices(len(self))
         stop = max(start, stop)
         first = int(self.offsets[start])
         last = int(self.offsets[stop])

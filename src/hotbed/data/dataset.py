@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,17 @@ from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, BatchSlice, changed, joined
 from hotbed.data.encode import Encoder
-from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of, shared_batch
+from hotbed.data.grains import (
+    Cut,
+    Lane,
+    RowRuns,
+    Tally,
+    cut_epoch,
+    cut_runs,
+    ends_of,
+    ranges_of,
+    shared_batch,
+)
 from hotbed.data.numbers import check_matched, warn_constant, with_unit_labels
 from hotbed.data.order import (
     Buffer,
@@ -135,18 +146,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         text = repr(self.source)
-        if len(text) <= 80:
-            source = text
-        else:
-            source = f"{type(self.source).__name__}(…)"
+        source = text if len(text) <= 80 else f"{type(self.source).__name__}(…)"
         names = [column.name for column in self.schema.columns]
-        if self.num_rows is None:
-            rows = "unknown"
-        else:
-            rows = f"{self.num_rows:,}"
-        order = ""
-        if self.shuffle:
-            order = f", shuffle={self.shuffle}"
+        rows = "unknown" if self.num_rows is None else f"{self.num_rows:,}"
+        order = f", shuffle={self.shuffle}" if self.shuffle else ""
         return (
             f"Dataset({source}, columns={names}, batch_size={self.batch_size}{order}, rows={rows})"
         )
@@ -206,14 +209,22 @@ class Dataset:
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
 
-    def epoch(self, number: int, own: range | None = None) -> Iterator[Batch]:
+    def epoch(
+        self, number: int, own: range | None = None, runs: RowRuns | None = None
+    ) -> Iterator[Batch]:
         """Iterate over the batches of epoch `number`, or over the rest of it after `resume`.
 
-        `own`: the grains whose ids and dense columns are read, if `can_share_out`; None = all. See
-        `Batch.whole`.
+        Args:
+            number: of the epoch.
+            own: the grains whose ids and dense columns are read, if `can_share_out`; None = all.
+                See `Batch.whole`.
+            runs: ranges of numbers of rows, each of which is a batch without a position, if
+                `can_share_out` and rows are in the order of the source. A run of neighbouring
+                ranges is read at once.
+                None = all rows.
         """
         self._streams = self.endless
-        return without_ticks(self._begin(number, own=own))
+        return without_ticks(self._begin(number, own=own, runs=runs))
 
     def stream(self, wishes: JoinWishes = NO_WISHES) -> Iterator[Batch | None]:
         """Iterate, and yield None when an endless source has no new rows.
@@ -323,7 +334,11 @@ class Dataset:
             self.encoder.unit_labels = frozenset()
 
     def _begin(
-        self, number: int, wishes: JoinWishes = NO_WISHES, own: range | None = None
+        self,
+        number: int,
+        wishes: JoinWishes = NO_WISHES,
+        own: range | None = None,
+        runs: RowRuns | None = None,
     ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
@@ -339,7 +354,11 @@ class Dataset:
         divided = self.grains > 1 and not self._streams and self.source.divisible
         check_layout(start, divided=divided)
         self._source_rows = SourceRows()
-        return self._run(start, self._batches(number, start, wishes, own, divided=divided))
+        batches = self._batches(number, start, wishes, own, divided=divided)
+        if runs is not None:
+            encoded = partial(self._encoded, position=None, tally=Tally(1, is_whole=False))
+            batches = cut_runs(self.source, runs, encoded, self._start)
+        return self._run(start, batches)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
         """Resume the next iteration after `position`.
@@ -449,8 +468,7 @@ class Dataset:
             items = self.reading = ReadAhead(batches, self.prefetch)
         with closing(items):
             for batch in items:
-                if batch is not None:
-                    assert batch.position is not None
+                if batch is not None and batch.position is not None:
                     self._position = batch.position
                 yield batch
 

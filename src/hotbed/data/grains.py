@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -15,12 +15,14 @@ from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.row_groups import RowGroups
 from hotbed.connectors.source import Source
 from hotbed.data.batch import Batch, BatchSlice, Ids, changed, joined
-from hotbed.data.order import Buffer
+from hotbed.data.order import Buffer, Encoded, unshuffled
 from hotbed.data.schema import Schema
-from hotbed.errors import DecodeError
+from hotbed.errors import DataError, DecodeError
 
 MOST_GRAINS = 8
 """Of a step whose grains nobody has chosen."""
+RowRuns = Iterable[Sequence[range]]
+"""Runs of neighbouring ranges of numbers of rows."""
 LEAST_SAMPLES = 512
 """Of such a grain: below, the calls of its passes cost more than they compute."""
 
@@ -131,6 +133,39 @@ def cut_epoch(
             yield Cut(runs, _place_of(lanes, batch))
 
 
+def cut_runs(
+    source: Source,
+    runs: RowRuns,
+    encoded: Callable[[Source], Iterator[Encoded]],
+    start: dict[str, Any],
+) -> Generator[Batch, None, None]:
+    """Yield ranges of rows of a source, each as a batch; see `Dataset.epoch`.
+
+    Args:
+        source: that is divisible.
+        runs: of neighbouring ranges.
+        encoded: returns the encoded chunks of a part of the source.
+        start: the place before its first row.
+
+    Raises:
+        DataError: the source has fewer rows.
+    """
+    num_rows = source.num_rows()
+    assert num_rows, "the number of rows is known"
+    for run in runs:
+        part = source.share(Fraction(run[0].start, num_rows), Fraction(run[-1].stop, num_rows))
+        lane = Lane(unshuffled(encoded(part), 0), start)
+        for rows in run:
+            slices = lane.take(len(rows))
+            num_read = sum(each.num_samples for each in slices)
+            if num_read < len(rows):
+                raise DataError(
+                    f"{type(source).__name__}: rows {rows.start:,} to {rows.stop:,} are not all "
+                    f"there, got {num_read:,} of them. Read data that does not change."
+                )
+            yield joined(slices)
+
+
 def _place_of(lanes: Sequence[Lane], batch: int) -> dict[str, Any]:
     if len(lanes) == 1:
         return lanes[0].place
@@ -145,13 +180,15 @@ class Tally:
         lanes: their number.
         has_begun: whether one of them has begun to read.
         num_rows: rows of the lanes that have ended.
+        is_whole: whether those that have ended were read from their starts, and all rows are in
+            lanes.
     """
 
     lanes: int
     has_begun: bool = False
     num_rows: int = 0
+    is_whole: bool = True
     _num_ended: int = 0
-    _is_whole: bool = True
     _row_groups: RowGroups = field(default_factory=RowGroups)
 
     def plan(self, plan: ReadPlan) -> ReadPlan:
@@ -162,8 +199,8 @@ class Tally:
         """Count a lane that has ended; return whether all have, each read from its start."""
         self.num_rows += num_rows
         self._num_ended += 1
-        self._is_whole = self._is_whole and whole
-        return self._is_whole and self._num_ended == self.lanes
+        self.is_whole = self.is_whole and whole
+        return self.is_whole and self._num_ended == self.lanes
 
 
 def ends_of(runs: Sequence[Sequence[BatchSlice]]) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ from hotbed.embedding.table import Answer, Question, Step, Table
 
 from .calls import RankCall
 from .ids import AskedIds, Counts, OwnedIds
-from .placement import Placement
+from .placement import GrainBlock, Placement
 from .ranks import FAULT, STEP, Ranks, digest_of_values, name_difference
 
 AnyStep = TypeVar("AnyStep", Step, Answer)
@@ -51,15 +51,23 @@ class TableExchange:
         ranks: of the job.
         placement: which of them owns which rows and computes which grains.
         layouts: of the modules, whose tables differ.
+        learns: whether the batches are divided into the grains of a step, and sums of gradients may
+            follow; else each rank has grains of its own, of any number.
     """
 
     def __init__(
-        self, ranks: Ranks, placement: Placement, layouts: Sequence[FeatureLayout]
+        self,
+        ranks: Ranks,
+        placement: Placement,
+        layouts: Sequence[FeatureLayout],
+        *,
+        learns: bool = True,
     ) -> None:
         self._ranks = ranks
         self._placement = placement
         self._blocks = placement.blocks[ranks.rank]
         self._modules = layouts
+        self._learns = learns
         tables = [table for layout in layouts for table in layout.tables]
         features = [feature for layout in layouts for feature in layout.features]
         self._layout = FeatureLayout(tables, features)
@@ -93,9 +101,12 @@ class TableExchange:
         """
         times = self._times(inputs, time) if training else None
         counted = time.counted if training and isinstance(time, CountedTimes) else None
+        blocks = self._blocks
         ends = [0, *grain_ends]
+        if not self._learns:
+            blocks, ends = _as_first_block(ends, len(blocks))
         fronts = []
-        for block in self._blocks:
+        for block in blocks:
             ends_of_block = ends[block.first : block.first + block.size + 1]
             fronts.append(self._front(inputs, times, counted, ends_of_block))
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
@@ -113,7 +124,7 @@ class TableExchange:
         with self._layout.mapping(of_batch, training=training) as undo:
             answer.map(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
         asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
-        return AskedIds(answer, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
+        return AskedIds(answer, blocks, fronts, asks_of, asked, undo=undo)
 
     def _grains(
         self, asked: Counts, words: Sequence[Tensor], num_words: Callable[[list[int]], int]
@@ -148,13 +159,14 @@ class TableExchange:
 
         Args:
             ids: of the batch.
-            inputs: of each grain, the ids of each feature of each module; None = it has no sample.
+            inputs: of each grain that `ask` was given, the ids of each feature of each module; None
+                = it has no sample.
         """
         self._take_rows(ids)
         plans: list[list[Plan | None]] = [[None] * len(inputs) for _ in self._modules]
-        for block, front in zip(self._blocks, ids.fronts, strict=True):
+        for block, front in zip(ids.blocks, ids.fronts, strict=True):
             for grain, step in enumerate(front.divide(), block.first):
-                of_grain = inputs[grain]
+                of_grain = inputs[grain] if grain < len(inputs) else None
                 if of_grain is None:
                     continue
                 for number, part in enumerate(self._split(step)):
@@ -328,6 +340,22 @@ class TableExchange:
         layout = self._modules[module]
         ids = LocalIds(layout.tables, step, HostIds(layout.features, inputs))
         return Plan(tuple(inputs), ids)
+
+
+def _as_first_block(ends: list[int], num_blocks: int) -> tuple[list[GrainBlock], list[int]]:
+    """Return grains of this rank as its first block of grains, and empty grains as its others.
+
+    Args:
+        ends: the samples between which the grains lie.
+        num_blocks: of this rank.
+
+    Returns:
+        The blocks, and the samples between which their grains lie: as many as a power of two.
+    """
+    size = 1 << (len(ends) - 2).bit_length()
+    others = [GrainBlock(size + number, 1) for number in range(num_blocks - 1)]
+    blocks = [GrainBlock(0, size), *others]
+    return blocks, ends + [ends[-1]] * (size + num_blocks - len(ends))
 
 
 def _of_whole(time: Any, times: Any) -> Any:

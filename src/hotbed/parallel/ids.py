@@ -14,6 +14,7 @@ from hotbed.embedding.lookups import NativeIds, Sums, step_without_ids
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Answer, Question
 
+from .placement import GrainBlock
 from .ranks import Ranks
 
 Counts = list[list[list[int]]]
@@ -26,7 +27,8 @@ class AskedIds:
 
     Attributes:
         answer: maps all that this rank owns, of those that any rank asks for.
-        fronts: of each block of this rank, its distinct ids, whose rows are asked for.
+        blocks: of grains, which this rank asks for.
+        fronts: of each block, its distinct ids, whose rows are asked for.
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
         rows: which the owners sent, of each block.
@@ -34,6 +36,7 @@ class AskedIds:
     """
 
     answer: Answer
+    blocks: Sequence[GrainBlock]
     fronts: Sequence[Question]
     asks: Counts
     asked: Counts

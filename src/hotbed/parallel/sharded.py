@@ -189,7 +189,7 @@ class ShardedLookup(NativeLookup):
         self._ranks = ranks
         self._placement = placement
         self._batches = OwnBatches(ranks, placement)
-        self._exchanges: dict[Layouts, TableExchange] = {}
+        self._exchanges: dict[tuple[Layouts, bool], TableExchange] = {}
         self._thread: AskingThread | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLookup:
@@ -279,11 +279,12 @@ class ShardedLookup(NativeLookup):
 
     def _exchange(self, asked: Asked) -> TableExchange:
         assert isinstance(asked, RankAsked), "this lookup was asked"
-        layouts = asked.wanted.layouts
-        exchange = self._exchanges.get(layouts)
+        key = (asked.wanted.layouts, asked.wanted.training)
+        exchange = self._exchanges.get(key)
         if exchange is None:
-            exchange = TableExchange(self._ranks, self._placement, layouts)
-            self._exchanges[layouts] = exchange
+            layouts, learns = key
+            exchange = TableExchange(self._ranks, self._placement, layouts, learns=learns)
+            self._exchanges[key] = exchange
         return exchange
 
 

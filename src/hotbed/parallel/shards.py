@@ -91,20 +91,25 @@ class Shard(ABC):
 
     def shared_out(
         self,
-        grains: Sequence[T | None],
+        count: int,
+        grains: Callable[[range], Sequence[T]],
+        asked: Callable[[range], Sequence[T]],
         work: Callable[[T], R],
-        ask: Callable[[range], Sequence[T]],
-    ) -> list[R]:
-        """Return what `work` returns for each grain of a batch; each process works on some of them.
+    ) -> list[R] | None:
+        """Return what `work` returns for each grain; each process works on a run of them.
+
+        None: `work` draws random numbers, so only one grain after the other has those of one
+        process. torch's generator is set back.
 
         Args:
-            grains: the same in each process; None is one without samples, which is left out.
+            count: how many grains there are; each has samples.
+            grains: returns those of some numbers.
+            asked: returns them with what it has asked the other processes for. It is called if each
+                process has a grain.
             work: changes nothing, and makes the same calls to other processes for each grain. What
                 it returns is small.
-            ask: returns the grains of these numbers that have samples, with what it has asked the
-                other processes for. It is called if each process has such grains.
         """
-        return [work(grain) for grain in grains if grain is not None]
+        return [work(grain) for grain in grains(range(count))]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the batches of all processes to the first one, by rising partition.
@@ -180,35 +185,33 @@ class RankShard(Shard):
 
     def shared_out(
         self,
-        grains: Sequence[T | None],
+        count: int,
+        grains: Callable[[range], Sequence[T]],
+        asked: Callable[[range], Sequence[T]],
         work: Callable[[T], R],
-        ask: Callable[[range], Sequence[T]],
-    ) -> list[R]:
-        every = [grain for grain in grains if grain is not None]
-        if len(every) < 2:
-            return super().shared_out(grains, work, ask)
-        own_grains: Sequence[T]
-        placed = [self._placement.grains_of(rank) for rank in range(self.size)]
-        sizes = [sum(grains[number] is not None for number in numbers) for numbers in placed]
-        if all(sizes):
+    ) -> list[R] | None:
+        if count < 2:
+            return super().shared_out(count, grains, asked, work)
+        ends = [count * rank // self.size for rank in range(self.size + 1)]
+        numbers = range(ends[self.rank], ends[self.rank + 1])
+        if count >= self.size:
             with self._ranks.undivided():
-                own_grains = ask(placed[self.rank])
+                own_grains = asked(numbers)
         else:
-            ends = [len(every) * rank // self.size for rank in range(self.size + 1)]
-            sizes = [last - first for first, last in pairwise(ends)]
-            own_grains = every[ends[self.rank] : ends[self.rank + 1]]
+            own_grains = grains(numbers)
         before = torch.get_rng_state()
         messages = self._ranks.traffic.messages
         done = [work(grain) for grain in own_grains]
         if not own_grains or self._ranks.traffic.messages > messages:
-            for _ in range(len(own_grains), max(sizes)):
-                work((own_grains or every)[0])  # its calls answer those of ranks with more grains
+            most = max(last - first for first, last in pairwise(ends))
+            repeated = own_grains or grains(range(1))
+            for _ in range(len(own_grains), most):
+                work(repeated[0])  # its calls answer those of ranks with more grains
         is_random = not torch.equal(torch.get_rng_state(), before)
         of_ranks = self.gathered((is_random, done))
         if any(random for random, _ in of_ranks):
-            # only one after the other has each grain the numbers that one process draws for it
             torch.set_rng_state(before)
-            return super().shared_out(grains, work, ask)
+            return None
         return [value for _, values in of_ranks for value in values]
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ make_learner.py   make the learner that the arguments of RecModel ask for
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
 online.py         follow a stream: what `RecModel.online_train` adds to the loop
 publishing.py     Publishing: saved states are handed to a publisher
-share_out.py      which features of a fit each rank reads
+share_out.py      which features of a fit and which rows of a score each rank reads
 sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that ranks share
 trained.py        the model that a run trains, as the loop and callbacks know it
 run.py            Run: where a training stands, and the callbacks that read and change it

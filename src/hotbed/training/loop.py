@@ -36,11 +36,13 @@ from hotbed.optim.modes import in_train_mode
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
+from hotbed.training.share_out import PartScores
 from hotbed.training.step.agreement import check_scored
 from hotbed.training.step.example import Example, prepare
 from hotbed.training.step.learner import Update
 from hotbed.training.step.map_stage import MapStage
-from hotbed.training.step.scorer import LOSS, Progressive
+from hotbed.training.step.scorer import LOSS, Collector, Progressive, Scorer
+from hotbed.training.step.together import MOST_SAMPLES, runs_of
 
 if TYPE_CHECKING:
     from hotbed.training.watching.history import History
@@ -48,13 +50,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("hotbed")
 
 
-def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> None:
+def pass_over(
+    data: Iterable[Any], run: Run, update: Update | None = None, parts: PartScores | None = None
+) -> None:
     """Make one pass over `data`, to its end or until a callback stops it.
 
     Args:
         data: batches; None among them is a tick.
         run: the run that the pass belongs to.
         update: what learns each batch; None = nothing is learned.
+        parts: scores batches of which ranks read some rows each; None = each reads all.
     """
     observer = run.observer
     callbacks = run.callbacks
@@ -62,17 +67,14 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
         return
     _prepare_dataset(run, must_match=update is not None)
     shard = run.learner.shard
-    with closing(_mapped(data, run, update)) as examples:
+    examples = _observed(data, run, parts) if update is None else _mapped(data, run, update)
+    with closing(examples):
         for example in examples:
             with _marked(run):
                 if update is not None:
                     shard.enter("map", run.model.counters["steps"] + 1)
                 run.example = example
                 callbacks("on_step_begin", run)
-                if update is None:
-                    check_scored(shard, example)
-                    if run.stage is not None:  # rows of coming batches are read meanwhile
-                        run.stage.advance(example)
                 if observer is not None:
                     observer.observe(example)
                     callbacks("on_predicted", run)
@@ -98,7 +100,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                 if update is not None:
                     shard.enter("reading", run.model.counters["steps"] + 1)
     if update is None:
-        check_scored(shard, None)
+        check_scored(shard, ())
     run.example = None
     run.loss = None
 
@@ -124,6 +126,38 @@ def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[E
                 run.callbacks("on_idle", run)
             else:
                 yield example
+            if run.ends():
+                return
+
+
+def _observed(
+    data: Iterable[Any], run: Run, parts: PartScores | None
+) -> Generator[Example, None, None]:
+    """Yield the examples of a pass that learns nothing, some of them scored before their turn."""
+    num_scored = 0
+    if parts is not None:
+        num_scored = yield from parts.examples()
+        if num_scored == parts.num_batches or run.ends():
+            return
+    with closing(_mapped(data, run, None)) as examples:
+        for _ in range(num_scored):
+            next(examples)
+        yield from _scored_together(examples, run)
+
+
+def _scored_together(examples: Iterable[Example], run: Run) -> Iterator[Example]:
+    """Yield examples; ranks score some at a time where they can be read ahead of callbacks."""
+    observer = run.observer
+    assert isinstance(observer, (Scorer, Collector)), "it scores"
+    shard = run.learner.shard
+    is_iterator = isinstance(run.dataset, Iterator)
+    most = 0 if shard.size == 1 or is_iterator else MOST_SAMPLES
+    for batches in runs_of(examples, most):
+        check_scored(shard, batches)
+        if run.stage is not None:  # rows of coming batches are read meanwhile
+            run.stage.advance(batches[-1])
+        for example in observer.scored(batches) if len(batches) > 1 else batches:
+            yield example
             if run.ends():
                 return
 

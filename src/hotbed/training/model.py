@@ -69,7 +69,7 @@ from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
-from hotbed.training.share_out import own_grains
+from hotbed.training.share_out import own_grains, part_scores
 from hotbed.training.step.compared import compared
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.division import Division, connect_ranks
@@ -725,10 +725,11 @@ class RecModel:
             data = data.undivided()  # metrics and predictions are in the order of the rows
         run = Run(self, Goal(data), Callbacks(listed(callbacks)), observer)
         _read_segments(data, run.callbacks)
+        parts = part_scores(run)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
-            pass_over(batches, run)
+            pass_over(batches, run, parts=parts)
         return run.step
 
     def _has_rows(self) -> bool:

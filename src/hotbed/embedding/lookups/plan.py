@@ -27,7 +27,8 @@ class WantedRows:
         queue: of the pass over the data, whose batches are mapped on a thread, in their order. None
             = they are mapped now.
         grain_ends: the samples before which the grains of the batch end, as many as a power of two.
-            Ids then come in the order grain, feature, sample. () = the batch is not divided.
+            Ids then come in the order grain, feature, sample. () = the batch is not divided. Where
+            tables may not change, they are those of this process, of any number.
         agreed: returns plain values that must be equal on all processes that hold rows; it is
             called at once, if there are others.
         layouts: the features and tables of some modules.

@@ -17,5 +17,6 @@ passes.py         Passes: how a batch goes through the network; NetworkPass, the
 planner.py        Planner: maps the ids of batches before the forward pass, now or ahead
 recorded.py       the lookups of a network over hb.Embedding, as its forward pass asks for them
 scorer.py         scoring without learning: evaluation, prediction, predict-then-learn
+together.py       Together: batches that ranks score together, so that they wait for each other once
 turns.py          Turns: what was mapped for the lookups of a forward pass, in their order
 """

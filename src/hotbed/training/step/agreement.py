@@ -112,13 +112,18 @@ def values_of_batch(batch: Batch) -> dict[str, Any]:
     return values
 
 
-def check_scored(shard: Shard, example: Example | None) -> None:
-    """Raise ConfigError, on every rank, if they score other batches; None: at the end."""
-    batch = None if example is None else example.batch
+def check_scored(shard: Shard, examples: Sequence[Example]) -> None:
+    """Raise ConfigError, on every rank, if they score other batches next; none: at the end."""
 
     def values() -> dict[str, Any]:
-        ends = {"the end of the data": example is None}
-        return ends if batch is None else ends | values_of_batch(batch)
+        every: dict[str, Any] = {"batches to score next:": len(examples)}
+        for number, example in enumerate(examples, 1):
+            if example.batch is not None:
+                values_of_one = values_of_batch(example.batch)
+                every |= (
+                    values_of_one if number == 1 else {f"batch {number} of them": values_of_one}
+                )
+        return every
 
     shard.check_equal(values, SCORED)
 

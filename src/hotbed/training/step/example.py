@@ -50,6 +50,7 @@ class Example:
     computed: Batch | None = None  # the ids that the network computes; None = those of the batch
     is_bound: bool = False  # whether the adapter of a network made the arguments of a tuple
     structure: Any = None  # of the tuple whose tensors `batch` holds
+    scores: Any = None  # of its grains, where they were scored with those of other batches
 
     @cached_property
     def latest(self) -> int | None:
@@ -108,8 +109,7 @@ class Example:
                 f"dataset.divide({grains}) before the epoch."
             )
         if not ends:
-            number = self.num_samples
-            ends = tuple(number * grain // grains for grain in range(1, grains + 1))
+            ends = divided_at(self.num_samples, grains)
         return self._with_ends(batch, ends)
 
     def _with_ends(self, batch: Batch, ends: tuple[int, ...]) -> Example:
@@ -120,7 +120,9 @@ class Example:
         changes: dict[str, Any] = {"batch": batch}
         if self.structure is None:
             changes["arguments"] = (batch,)
-        return changed(self, changes)
+        other = changed(self, changes)
+        other.__dict__.pop("grains", None)  # those of the samples as they were
+        return other
 
     def _of_run(self, run: Batch) -> Example:
         """Return some of the samples: those of a run of the batch."""
@@ -187,6 +189,11 @@ class Example:
         if takes_batch or self.labels is None:
             return items
         return (*items, self.labels)
+
+
+def divided_at(num_samples: int, grains: int) -> tuple[int, ...]:
+    """Return the samples before which the grains of a batch end that its data does not divide."""
+    return tuple(num_samples * grain // grains for grain in range(1, grains + 1))
 
 
 def prepare(

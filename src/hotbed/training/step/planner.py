@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -188,47 +189,41 @@ def asked_by_grains(
     return plans
 
 
-def asked_together(
-    network: Any, batch: Batch | None, grains: Sequence[Example | None], numbers: range
-) -> list[Example]:
-    """Return the grains of these numbers, with plans for the collections of a network in eval mode.
+def asked_together(network: Any, example: Example) -> list[Example]:
+    """Return the grains of an example with plans for the collections of a network in eval mode.
 
     Their rows are asked for in one question. What else the network looks up, it asks for itself.
 
     Args:
         network: that scores them, or another callable.
-        batch: that they divide.
-        grains: of the batch; None = without samples.
-        numbers: of the grains that this process scores.
+        example: the samples that this process scores, of one batch or of several.
+
+    Raises:
+        HotbedError: a process could not read its samples.
     """
+    batch = example.batch
     assert batch is not None, "the loop divides batches"
-    collections = _collections_of(network, batch)
+    grains = [grain for grain in example.grains if grain is not None]
+    collections = asked_collections(network, batch.ids)
     tables = [table for collection in collections for table in collection.tables]
-    own_grains = [grain if number in numbers else None for number, grain in enumerate(grains)]
-    shares = [
-        None if grain is None else Plans(grain.looked_up.ids, training=False)
-        for grain in own_grains
-    ]
+    shares = [Plans(grain.looked_up.ids, training=False) for grain in grains]
     plans = Plans(batch.ids, training=False)
-    agreed = partial(edits_of, tables)
-    plans.ask(collections, WantedRows(training=False, grain_ends=batch.grain_ends, agreed=agreed))
+    ends = list(accumulate(grain.num_samples for grain in grains))
+    agreed = partial(_agreed_in, example, lambda batch: edits_of(tables))
+    plans.ask(collections, WantedRows(training=False, grain_ends=ends, agreed=agreed))
     plans.divide(shares)
-    return [
-        grain.planned(share)
-        for grain, share in zip(own_grains, shares, strict=True)
-        if grain is not None and share is not None
-    ]
+    return [grain.planned(share) for grain, share in zip(grains, shares, strict=True)]
 
 
-def _collections_of(network: Any, batch: Batch) -> list[EmbeddingCollection]:
-    """Return collections of a network over the ids of a batch; no two have the same table."""
+def asked_collections(network: Any, columns: Container[str]) -> list[EmbeddingCollection]:
+    """Return collections of a network over some Id columns; no two have the same table."""
     if not isinstance(network, nn.Module) or adapter_of(network) is not None:
         return []
     collections = []
     tables: set[str] = set()
     for module in table_modules(network):
         names = {table.name for table in module.tables}
-        has_ids = all(feature.name in batch.ids for feature in module.features)
+        has_ids = all(feature.name in columns for feature in module.features)
         if isinstance(module, EmbeddingCollection) and has_ids and not names & tables:
             collections.append(module)
             tables |= names

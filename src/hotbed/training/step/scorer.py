@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.data.columns import SegmentColumn
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
@@ -25,7 +25,7 @@ from hotbed.optim.precision import AmpPrecision
 from hotbed.parallel import WHOLE, Shard
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example, misfits_named
-from hotbed.training.step.planner import asked_together
+from hotbed.training.step.together import Together
 
 LOSS = "loss"
 ALL = slice(None)
@@ -34,6 +34,9 @@ Scores = tuple[Any, ...]
 
 Observed = tuple[Scores, Example]
 """An example, or one of its grains, with its scores."""
+
+Outputs = Callable[[Example], Scores]
+"""Returns the outputs for an example."""
 
 Fed = tuple[str, str | None, Any]
 """Name of a metric, the label that it reads (None = the only one), and the metric."""
@@ -83,7 +86,7 @@ class Scorer:
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0
         self._seen: float = 0  # samples, or their weight
-        self._observed: list[Observed] = []
+        self._observed: Example | None = None
         self.watchers: list[Watcher] = []
 
     @property
@@ -131,31 +134,57 @@ class Scorer:
             return host(loss), host(self.criterion.activate(raw)), host(example.labels)
 
     @property
+    def scoring(self) -> Any:
+        """The network that scores, or another callable."""
+        return self.network if self.eval_network is None else self.eval_network
+
+    @property
+    def groups(self) -> set[str]:
+        """The Id columns by whose ids metrics group samples."""
+        return groups_of(self.metrics)
+
+    @property
     def has_own_outputs(self) -> bool:
         """Whether outputs are those of an `eval_network`."""
         return self.eval_network is not None
 
     def observe(self, example: Example) -> None:
         """Score one example, grain by grain."""
-        self._observed = self.scored(example)
+        (self._observed,) = self.scored([example])
 
-    def scored(self, example: Example, *, labelled: bool = True) -> list[Observed]:
-        """Return the grains of an example that have samples, with their scores.
+    def scored(
+        self, examples: Sequence[Example], outputs: Outputs | None = None
+    ) -> Sequence[Example]:
+        """Return examples of one kind with the scores of their grains, which ranks share out.
 
-        Ranks share them out. `labelled`: whether labels are read.
+        Several are returned as they are where each must be scored in its turn.
+
+        Args:
+            examples: those of others with scores are returned as they are.
+            outputs: of a grain; None = `Scorer.outputs`.
         """
-        grains = example.grains
-        if not labelled:
-            grains = [None if grain is None else replace(grain, labels=None) for grain in grains]
-        network = self.network if self.eval_network is None else self.eval_network
-        ask = partial(asked_together, network, example.batch, grains)
-        scores = self._shard.shared_out(grains, self.outputs, ask)
-        return list(zip(scores, (g for g in grains if g is not None), strict=True))
+        if examples[0].scores is not None:
+            return examples
+        outputs = outputs or self.outputs
+        scores = None
+        if self._shard.size > 1:
+            together = Together(examples)
+            asked = partial(together.asked, self.scoring)
+            every = self._shard.shared_out(len(together), together.grains, asked, outputs)
+            scores = None if every is None else together.of_each(every)
+        if scores is None and len(examples) == 1:
+            scores = [[outputs(grain) for grain in examples[0].grains if grain is not None]]
+        if scores is None:
+            return examples
+        pairs = zip(examples, scores, strict=True)
+        return [changed(example, {"scores": of_example}) for example, of_example in pairs]
 
     def settle(self) -> None:
         """Feed every metric and watcher with the example that was observed."""
-        observed = self._observed
-        self._observed = []
+        if self._observed is None:
+            return
+        observed = observed_in(self._observed, self.metrics, watched=bool(self.watchers))
+        self._observed = None
         for outputs, grain in observed:
             self.feed(outputs, grain)
             for watcher in self.watchers:
@@ -230,7 +259,7 @@ class Scorer:
         self._seen = state["seen"]
         self._fed = []  # metrics are laid out by the first batch
         self._saved = dict(state["metrics"])
-        self._observed = []
+        self._observed = None
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
@@ -241,7 +270,7 @@ class Scorer:
         fresh._saved = {}
         fresh._loss = 0.0
         fresh._seen = 0
-        fresh._observed = []
+        fresh._observed = None
         fresh.watchers = []
         return fresh
 
@@ -303,6 +332,33 @@ class Scorer:
         )
 
 
+def observed_in(example: Example, metrics: Mapping[str, Any], *, watched: bool) -> list[Observed]:
+    """Return the grains of an example that was scored, those with samples, each with its scores.
+
+    Args:
+        example: with scores.
+        metrics: that are fed with them.
+        watched: whether all columns of a grain are read, not those alone that metrics read.
+    """
+    batch = example.batch
+    if not watched and batch is not None and batch.grain_ends and example.structure is None:
+        groups = groups_of(metrics)
+        if groups <= set(batch.ids):  # else an error names the columns
+            ids = {name: batch.ids[name] for name in groups}
+            example = example.of(changed(batch, {"ids": ids, "dense": {}}))
+    return list(zip(example.scores, (g for g in example.grains if g is not None), strict=True))
+
+
+def groups_of(metrics: Mapping[str, Any]) -> set[str]:
+    """Return the Id columns by whose ids metrics group samples."""
+    every = [
+        metric
+        for value in metrics.values()
+        for metric in (value.values() if isinstance(value, Mapping) else [value])
+    ]
+    return {name for metric in every if (name := _group_of(metric)) is not None}
+
+
 class Progressive:
     """Scores a stream batch by batch before it is learned.
 
@@ -329,23 +385,23 @@ class Progressive:
         self._learner = learner
         self.total = scorer.bounded() if endless else scorer
         self._window = self.total.again()
-        self._observed: list[Observed] = []
+        self._observed: Example | None = None
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
         """Score one example, unless its training forward will give the outputs."""
-        if self._learner is None:
-            self._observed = self.total.scored(example)
-        else:
-            self._observed = [((), example)]
+        (self._observed,) = [example] if self.by_training else self.total.scored([example])
 
     def settle(self) -> None:
         """Feed metrics and watchers with the example that was observed."""
-        observed = self._observed
-        self._observed = []
-        if observed and self._learner is not None:
-            _, example = observed[0]
+        if self._observed is None:
+            return
+        example = self._observed
+        self._observed = None
+        if self.by_training:
             observed = self._of_training(example)
+        else:
+            observed = observed_in(example, self.total.metrics, watched=bool(self.watchers))
         for outputs, grain in observed:
             for scorer in (self.total, self._window):
                 scorer.feed(outputs, grain)
@@ -398,7 +454,7 @@ class Progressive:
         self.total.load_state(state["total"])
         self._window = self.total.again()
         self._window.load_state(state["window"])
-        self._observed = []
+        self._observed = None
 
 
 def scorer_of(observer: Any) -> Scorer | None:
@@ -422,15 +478,23 @@ def to_predict(data: Any) -> Any:
 class Collector:
     """Collects the predictions of every example, for `predict`."""
 
+    groups: frozenset[str] = frozenset()
+
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
+        self.scoring = scorer.scoring
+        self.outputs = partial(_outputs_without_labels, scorer)
         self._parts: list[Any] = []
         self.watchers: list[Watcher] = []
 
+    def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return examples of one kind with their scores, as `Scorer.scored`."""
+        return self._scorer.scored(examples, self.outputs)
+
     def observe(self, example: Example) -> None:
         """Predict one example, grain by grain."""
-        for (_, prediction, _), _ in self._scorer.scored(example, labelled=False):
-            self._parts.append(prediction)
+        (example,) = self.scored([example])
+        self._parts += [prediction for _, prediction, _ in example.scores]
 
     def settle(self) -> None: ...
 
@@ -449,6 +513,10 @@ class Collector:
                 predictions[name] = np.concatenate(parts)
             return predictions
         return np.concatenate([np.atleast_1d(part) for part in self._parts])
+
+
+def _outputs_without_labels(scorer: Scorer, example: Example) -> Scores:
+    return scorer.outputs(replace(example, labels=None))
 
 
 def host(value: Any) -> Any:
@@ -534,8 +602,8 @@ def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     if weight is not None:
         extras["weight"] = weight
-    name = getattr(metric, "group", None)
-    if isinstance(name, str):
+    name = _group_of(metric)
+    if name is not None:
         extras["group"] = _groups(name, example)
     segment = getattr(metric, "segment", None)
     if segment is not None:
@@ -552,6 +620,12 @@ def _segments(segment: SegmentColumn, example: Example) -> Any:
             f"BySegment: the rows have no column {segment.column!r}, got {kind}. Give a hb.Dataset."
         )
     return batch.segments[segment]
+
+
+def _group_of(metric: Any) -> str | None:
+    """Return the Id column by whose ids a metric groups samples; None if it does not."""
+    name = getattr(metric, "group", None)
+    return name if isinstance(name, str) else None
 
 
 def _groups(name: str, example: Example) -> Any:

@@ -253,6 +253,8 @@ class Baselines:
 class Comparison:
     """Feeds the metrics of a model with the predictions of baselines, in one pass over data."""
 
+    reads_features = True
+
     def __init__(self, baselines: Baselines) -> None:
         self.baselines = baselines
         self._scorer: Scorer | None = None  # of the model
