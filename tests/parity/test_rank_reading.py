@@ -237,7 +237,7 @@ def scores(folder: str) -> dict[str, Any]:
             reads_features=False,
             on_step_end=lambda run, labels=labels: labels.extend(run.example.labels.tolist()),
         )
-        small = patch.multiple(share_out, MOST_ROWS=300, MOST_SAMPLES=40)
+        small = patch.multiple(share_out, MOST_ROWS=300, SCORED_TOGETHER=40)
         with counted.here(), small:
             metrics = model.evaluate(data, watch)
             predictions = model.predict(data).tolist()

@@ -217,7 +217,7 @@ def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
         "waiting": 0,
         "disk": 0.0,
     }
-    assert one.scored_seconds == 0.04
+    assert one.scored_seconds == one.evaluated_seconds == 0.04
     assert (one.state_bytes, one.save_seconds) == (pytest.approx(80e9), pytest.approx(1000))
     for ranks in (2, 64):
         of_ranks = planned(work, ranks)
@@ -228,6 +228,8 @@ def test_times_of_a_step_are_shared_out_by_what_takes_them() -> None:
     assert planned(shared, 2).times["reading"] == pytest.approx(0.006)
     many = replace(shared, cores=64)
     assert planned(many, 64).times["reading"] == pytest.approx(0.002 + 0.008 / 64)
+    of_two = planned(work, 2)  # four batches of 4,096 wait once for ids and rows, and for scores
+    assert of_two.scored_seconds - of_two.evaluated_seconds == pytest.approx(0.75 * 4e-4)
     assert planned(work, 2).limit == "network"
     assert planned(replace(work, cores=256), 256).limit == "messages"
 

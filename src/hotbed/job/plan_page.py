@@ -133,7 +133,7 @@ def beside_training(plan: JobPlan, of_ranks: RanksPlan) -> list[str]:
         f"{of_ranks.limit} {share:.0%}",
         size_text(disk) if disk else "",
         number_text_of(of_ranks.reads) if disk else "",
-        f"{1e3 * of_ranks.scored_seconds:.1f}",
+        f"{1e3 * of_ranks.evaluated_seconds:.1f}",
         f"{plan.work.batch_size / scored_step:,.0f}",
         "" if state is None else size_text(state),
         "" if save is None else f"{save:,.1f}",

@@ -33,6 +33,7 @@ from hotbed.data.grains import failed_batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
+from hotbed.parallel.placement import SCORED_TOGETHER
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
@@ -42,7 +43,7 @@ from hotbed.training.step.example import Example, prepare
 from hotbed.training.step.learner import Update
 from hotbed.training.step.map_stage import MapStage
 from hotbed.training.step.scorer import LOSS, Collector, Progressive, Scorer
-from hotbed.training.step.together import MOST_SAMPLES, runs_of
+from hotbed.training.step.together import runs_of
 
 if TYPE_CHECKING:
     from hotbed.training.watching.history import History
@@ -151,7 +152,7 @@ def _scored_together(examples: Iterable[Example], run: Run) -> Iterator[Example]
     assert isinstance(observer, (Scorer, Collector)), "it scores"
     shard = run.learner.shard
     is_iterator = isinstance(run.dataset, Iterator)
-    most = 0 if shard.size == 1 or is_iterator else MOST_SAMPLES
+    most = 0 if shard.size == 1 or is_iterator else SCORED_TOGETHER
     for batches in runs_of(examples, most):
         check_scored(shard, batches)
         if run.stage is not None:  # rows of coming batches are read meanwhile

@@ -24,6 +24,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.grains import failed_batch
 from hotbed.objects import Identity, is_url
 from hotbed.parallel import Requirement
+from hotbed.parallel.placement import SCORED_TOGETHER
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Callbacks, Goal, Observer, Run
 from hotbed.training.step.example import Example, divided_at, prepare
@@ -31,7 +32,6 @@ from hotbed.training.step.fetcher import Fetcher
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.planner import asked_collections, asked_together
 from hotbed.training.step.scorer import Collector, Scorer, Scores
-from hotbed.training.step.together import MOST_SAMPLES
 
 SHOWN_ROWS = 256
 """Rows in memory that are compared, evenly spread."""
@@ -195,7 +195,7 @@ class PartScores:
             num_samples = min(size, self._num_rows - number * size)
             ends = divided_at(num_samples, self._run.learner.grains)
             lengths += [last - first for first, last in pairwise((0, *ends)) if first < last]
-        at_once = max(2, MOST_SAMPLES // 2 // max(lengths))
+        at_once = max(2, SCORED_TOGETHER // 2 // max(lengths))
         num_turns = -(-len(lengths) // (num_ranks * at_once))
         bounds = [len(lengths) * turn // num_turns for turn in range(num_turns + 1)]
         counts = [last - first for first, last in pairwise(bounds)]

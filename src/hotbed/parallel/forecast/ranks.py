@@ -7,6 +7,7 @@ docs/ranks.md has the formulas; nothing here reads data, measures or starts a pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.parallel.hosts import Hosts
-from hotbed.parallel.placement import Placement
+from hotbed.parallel.placement import SCORED_TOGETHER, Placement
 
 from .messages import CALLS_OF_ROWS, FLOAT, Counts, Sent, StepFacts, sent_in_step
 from .tables import Floats, TableFacts
@@ -295,7 +296,8 @@ class RanksPlan:
         times: seconds of a step, by what takes them: `PARTS`.
         disk: bytes of the rows of each rank on its disk.
         reads: rows that a rank reads from it in a step, about.
-        scored_seconds: of a batch in `evaluate`, of which each rank scores its grains.
+        scored_seconds: of a batch of a stream that is scored, each rank its grains.
+        evaluated_seconds: of a batch in `evaluate`, where several batches are scored together.
         save_seconds: of a full state; None = not measured.
         state_bytes: of a full state, of all ranks.
     """
@@ -312,6 +314,7 @@ class RanksPlan:
     disk: Floats
     reads: float
     scored_seconds: float
+    evaluated_seconds: float
     save_seconds: float | None
     state_bytes: float | None
 
@@ -376,7 +379,10 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         times=_times(work, placement, sent, reads),
         disk=disk,
         reads=reads,
-        scored_seconds=_scored_seconds(work, placement, sent),
+        scored_seconds=_scored_seconds(work, placement, sent, 1),
+        evaluated_seconds=_scored_seconds(
+            work, placement, sent, math.ceil(SCORED_TOGETHER / work.batch_size)
+        ),
         save_seconds=_save_seconds(work, float(rows.max()), float(disk.max())),
         state_bytes=None if work.save is None else work.save.row_bytes * float(rows.sum()),
     )
@@ -412,11 +418,12 @@ def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> di
     return times | {"disk": _disk_seconds(work, reads, ranks, sum(times.values()))}
 
 
-def _scored_seconds(work: Workload, placement: Placement, sent: Sent) -> float:
-    """Return the seconds to score a batch, of which each rank asks for its rows once."""
+def _scored_seconds(work: Workload, placement: Placement, sent: Sent, num_batches: int) -> float:
+    """Return the seconds to score one of `num_batches` batches for which each rank asks once."""
     grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
     latency = float(work.latencies(sent)[:CALLS_OF_ROWS].sum())
-    calls = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) + latency
+    of_bytes = float(work.call_seconds(sent)[:CALLS_OF_ROWS].sum()) - latency
+    calls = of_bytes + 2 * latency / num_batches  # of the question, and to gather the scores
     pressure = work.pressure(placement.ranks)
     return pressure * work.score_seconds * grains / placement.grains + calls
 

@@ -13,9 +13,6 @@ from hotbed.data.batch import BatchSlice, changed, joined
 from hotbed.training.step.example import Example, from_array
 from hotbed.training.step.planner import asked_together
 
-MOST_SAMPLES = 16_384
-"""Of batches that are scored together: with more, messages take little of the time."""
-
 
 def runs_of(examples: Iterable[Example], most: int) -> Iterator[list[Example]]:
     """Yield runs of examples whose samples can be joined, each as soon as it has `most` samples."""
