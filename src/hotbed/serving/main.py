@@ -99,7 +99,7 @@ def serve_models(
     with (
         _following(followed, models.follow) as cache,
         _watching(
-            routes, _places(by_name, followed, cache), rules, _leases(store.folder, followed)
+            routes, _places(by_name, followed, cache), rules, _leases(store.folder, followed), logs
         ),
     ):
         server.run()
@@ -156,7 +156,8 @@ def serve_rows(
     write_logs_aside()
     with _following(followed, follow) as cache:
         places = _places(by_name, followed, cache)
-        with _watching(routes, places, RowsRules(store), _leases(store.folder, followed)):
+        leases = _leases(store.folder, followed)
+        with _watching(routes, places, RowsRules(store), leases, NO_LOGS):
             server.run()
         following.close()
 
@@ -253,6 +254,7 @@ def _watching(
     places: Mapping[str, Sequence[Where]],
     rules: RoutedProcesses,
     leases: Leases,
+    logs: LogOptions,
 ) -> Iterator[None]:
     """Put the rules of a file in force, and watch it until the block ends.
 
@@ -261,10 +263,11 @@ def _watching(
         places: where the versions of each model lie.
         rules: of the processes that answer.
         leases: of the versions that rules name.
+        logs: the log of requests, of which rules may change the content.
     """
     watching = Following(lambda _, error: log.error("%s", error))
     if routes is not None:
-        watcher = RouteWatcher(routes, places, rules, leases)
+        watcher = RouteWatcher(routes, places, rules, leases, logs.check_rule)
         watcher.start()
         watching.repeat(routes, watcher.step, WATCH_SECONDS, at_once=False)
     yield

@@ -170,7 +170,7 @@ def test_every_kind_of_column_comes_back(
         for number, (n, columns, context) in enumerate(requests)
     ]
     for alike in alike_requests(answered):
-        folder.append(records_of("a/b", alike, Anonymity()))
+        folder.append(records_of("a/b", alike))
     folder.close()
     found: dict[str, list[Any]] = {}
     for part in folder.path.glob("*.parquet"):
@@ -192,7 +192,7 @@ def test_every_kind_of_column_comes_back(
 def test_a_column_of_the_log_takes_another_name_than_an_input(tmp_path: Path) -> None:
     columns = {name: np.array([7]) for name in ("position", "candidates", "score")}
     folder = LogFolder(tmp_path, "m", LIMITS)
-    folder.append(records_of("m", [request(columns=columns)], Anonymity()))
+    folder.append(records_of("m", [request(columns=columns)]))
     folder.close()
     (row,) = read_log(folder.path)
     assert [row[name] for name in columns] == [7, 7, 7]
@@ -201,24 +201,26 @@ def test_a_column_of_the_log_takes_another_name_than_an_input(tmp_path: Path) ->
 
 def test_columns_are_omitted_or_hashed_by_a_key() -> None:
     columns = {"user": np.array([5, 6, 5]), "email": pa.array(["a", None, "b"]), "ip": np.arange(3)}
-    hidden = Anonymity(omit=["ip"], hash=["user", "email"], key=b"k" * 16)
-    rows = records_of("m", [request(columns=columns, n=3)], hidden)
-    other = records_of(
-        "m", [request(columns=columns, n=3)], Anonymity(hash=["user"], key=b"q" * 16)
-    )
+    hidden = Anonymity(key=b"k" * 16).stricter(["ip"], ["user", "email"])
+    rows = records_of("m", [request(columns=columns, n=3, anonymity=hidden)])
+    hidden = Anonymity(key=b"q" * 16).stricter([], ["user"])
+    other = records_of("m", [request(columns=columns, n=3, anonymity=hidden)])
     assert "ip" not in rows.schema.names
     users = rows["user"].to_pylist()[0]
     assert users[0] == users[2] != users[1]
     assert rows["email"].to_pylist()[0][1] is None
     assert users != other["user"].to_pylist()[0]
+    keyless = Anonymity().stricter(["ip"], ["user"])  # a hash without a key can be undone
+    rows = records_of("m", [request(columns=columns, n=3, anonymity=keyless)])
+    assert {"ip", "user"}.isdisjoint(rows.schema.names)
 
 
 def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) -> None:
     gone = LogFolder(tmp_path, "m", LIMITS)
-    gone.append(records_of("m", [request("whole")], Anonymity()))
+    gone.append(records_of("m", [request("whole")]))
     living = LogFolder(tmp_path, "m", LIMITS)  # does not touch what is still written
     assert read_log(living.path) == []
-    gone.append(records_of("m", [request("torn")], Anonymity()))
+    gone.append(records_of("m", [request("torn")]))
     (part,) = gone._parts.values()
     part.leave()
     part.path.write_bytes(part.path.read_bytes()[:-9])  # as a kill in a write leaves it
@@ -231,7 +233,7 @@ def test_a_full_disk_leaves_no_files_and_its_parts_are_closed_once_there_is_room
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = LogFolder(tmp_path, "m", LIMITS)
-    folder.append(records_of("m", [request("before")], Anonymity()))
+    folder.append(records_of("m", [request("before")]))
     is_full = True
 
     def refuse(*arguments: Any, **keywords: Any) -> Any:
@@ -245,12 +247,12 @@ def test_a_full_disk_leaves_no_files_and_its_parts_are_closed_once_there_is_room
         full.setattr(parts._OpenPart, "append", refuse)
         for _ in range(5):
             with pytest.raises(OSError, match="No space"):
-                folder.append(records_of("m", [request("lost")], Anonymity()))
+                folder.append(records_of("m", [request("lost")]))
             with pytest.raises(OSError, match="No space"):
                 folder.rotate()
     assert len(list(folder.path.iterdir())) == 1  # what was flushed
     is_full = False
-    folder.append(records_of("m", [request("after")], Anonymity()))
+    folder.append(records_of("m", [request("after")]))
     folder.rotate()
     folder.close()
     assert {row["request_id"] for row in read_log(folder.path)} == {"before", "after"}
@@ -260,7 +262,7 @@ def test_a_full_disk_leaves_no_files_and_its_parts_are_closed_once_there_is_room
 def test_the_oldest_parts_go_beyond_the_bytes_of_a_log(tmp_path: Path) -> None:
     folder = LogFolder(tmp_path, "m", PartLimits(1, 100.0, 12_000))
     for number in range(6):
-        folder.append(records_of("m", [request(str(number))], Anonymity()))
+        folder.append(records_of("m", [request(str(number))]))
         folder.rotate()
     kept = [row["request_id"] for row in read_log(folder.path)]
     assert kept == [str(number) for number in range(6 - len(kept), 6)]
@@ -357,7 +359,7 @@ def test_a_join_of_the_log_with_clicks_is_that_of_a_dict(tmp_path: Path) -> None
     clicks = sorted({(str(number), int(item)) for number, item in seed.integers(0, 20, (80, 2))})
     for number in range(20):
         shown = request(str(number), n=20, time=1_000_000 * number)
-        folder.append(records_of("m", [shown], Anonymity()))
+        folder.append(records_of("m", [shown]))
         folder.rotate()
     folder.close()
     times = pa.array([1_000_000 * (int(name) + 1) for name, _ in clicks], pa.timestamp("us", "UTC"))
@@ -406,7 +408,7 @@ def test_reading_resumes_between_the_candidates_of_a_request(
     for number, n in enumerate(counts):
         context = {"user": np.array([number])}
         row = request(str(number), {"item": np.arange(n)}, n, context=context)
-        folder.append(records_of("m", [row], Anonymity()))
+        folder.append(records_of("m", [row]))
     folder.close()
     expected = [
         (str(number), place, number) for number, n in enumerate(counts) for place in range(n)
@@ -434,7 +436,7 @@ def test_a_log_is_followed_while_it_grows(tmp_path: Path) -> None:
     rows = list[str]()
     reading = hb.sources.RequestLog(folder.path).read()
     for number in range(3):
-        folder.append(records_of("m", [request(str(number))], Anonymity()))
+        folder.append(records_of("m", [request(str(number))]))
         folder.rotate()
         while len(rows) <= number:
             batch, _ = next(reading)
@@ -458,7 +460,7 @@ def test_a_log_is_scored_again_by_another_model(exported: Path, tmp_path: Path) 
     for number, digest in enumerate([session.model.digest, "another"]):
         outputs = {"label": scores + np.float32(number)}
         row = request(str(number), asked, 6, outputs=outputs, version=number, digest=digest)
-        folder.append(records_of("m", [row], Anonymity()))
+        folder.append(records_of("m", [row]))
     folder.close()
     result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
     assert result.exit_code == 0, result.output
@@ -467,14 +469,14 @@ def test_a_log_is_scored_again_by_another_model(exported: Path, tmp_path: Path) 
     assert other[0], other[2:6] == ("1", ["1", "6", "6", "1"])
     wrong = {"label": np.nextafter(scores, np.float32(2))}
     row = request("wrong", asked, 6, outputs=wrong, digest=session.model.digest)
-    folder.append(records_of("m", [row], Anonymity()))
+    folder.append(records_of("m", [row]))
     folder.close()
     assert CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)]).exit_code == 1
 
 
 def test_a_log_without_a_column_of_the_model_is_refused(exported: Path, tmp_path: Path) -> None:
     folder = LogFolder(tmp_path, "m", LIMITS)
-    folder.append(records_of("m", [request()], Anonymity()))
+    folder.append(records_of("m", [request()]))
     folder.close()
     result = CliRunner().invoke(app, ["rescore", str(folder.path), str(exported)])
     assert isinstance(result.exception, DataError)

@@ -17,6 +17,7 @@ import hotbed as hb
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.routes.changing import RouteWatcher
 from hotbed.serving.routes.leases import Leases
+from hotbed.serving.server.options import NO_LOGS
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.scoring.routed import LocalRules
 from hotbed.serving.stores.held import HeldVersions
@@ -50,7 +51,9 @@ def open_models(folder: Path, rows: Path) -> tuple[Models, RouteWatcher]:
     models.add("m", folder / "export")
     sources = {"m": [folder / "published", folder / "export"]}
     leases = Leases("rows", {})
-    return models, RouteWatcher(rows / "routes.yaml", sources, models.rules, leases)
+    return models, RouteWatcher(
+        rows / "routes.yaml", sources, models.rules, leases, NO_LOGS.check_rule
+    )
 
 
 def write_rule(rows: Path, revision: int, rule: Any) -> None:

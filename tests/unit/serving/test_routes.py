@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
@@ -24,15 +25,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 import hotbed as hb
-from hotbed.errors import FormatError, NotServed, PersistError
+from hotbed.errors import ConfigError, FormatError, NotServed, PersistError
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
 from hotbed.serving.protocol.inputs import Candidates
 from hotbed.serving.routes.changing import RouteWatcher
 from hotbed.serving.routes.editing import change_routes, differ, replica_routes
 from hotbed.serving.routes.leases import Leases
-from hotbed.serving.routes.rule import Canary
+from hotbed.serving.routes.rule import Canary, LogRule
 from hotbed.serving.routes.split import UserSplit
+from hotbed.serving.server.options import NO_LOGS, LogOptions
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.mapped import MappedVersion
 from hotbed.serving.stores.verifying import verify_served
@@ -46,6 +48,14 @@ def hash_of(salt: str, value: object) -> int:
     return xxhash.xxh64_intdigest(b"\0".join([salt.encode(), b"m", str(value).encode()]))
 
 
+def logged_in(log: Path) -> list[dict[str, Any]]:
+    """The rows of a request log, one for each request, in their order."""
+    rows = []
+    for part in sorted(log.glob("*.parquet")):
+        rows += pq.read_table(part).to_pylist()
+    return sorted(rows, key=lambda row: row["served_at"])
+
+
 class Routed:
     """A server in this process that follows a trainer of three versions, and its file of rules."""
 
@@ -56,13 +66,22 @@ class Routed:
         self.revision = 0
         self.sessions = dict[int, hb.InferenceSession]()
         self.versions = [self.trainer.publish(seed, full=seed != 1) for seed in range(3)]
-        self.models = Models(hb.ParameterServer(folder / "rows"))
+        self.log = folder / "log" / "m"
+        (folder / "key").write_text("k" * 16)
+        logs = LogOptions(
+            str(folder / "log"),
+            log_sample=0,
+            log_key_file=str(folder / "key"),
+            log_flush_seconds=0.02,
+            log_part_seconds=0.1,
+        )
+        self.models = Models(hb.ParameterServer(folder / "rows"), logs=logs)
         self.published = folder / "published"
         self.models.add("m", folder / "export")
         self.models.follow("m", lambda: Follower(self.published), poll_seconds=0.1)
         places = {"m": [self.published]}
         leases = Leases("rows", places)
-        self.watcher = RouteWatcher(self.file, places, self.models.rules, leases)
+        self.watcher = RouteWatcher(self.file, places, self.models.rules, leases, logs.check_rule)
         self.running = Running(exported, models=self.models)
         self.model = self.models.named("m")
         wait_for(lambda: self.model.versions == [str(self.versions[-1])], "the newest is served")
@@ -87,6 +106,9 @@ class Routed:
         expected = self.expected(scores.version).predict(columns, context)
         assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
         return scores.version, scores.route
+
+    def logged(self) -> list[dict[str, Any]]:
+        return logged_in(self.log)
 
     def expected(self, version: int) -> hb.InferenceSession:
         """A session over the published version itself."""
@@ -310,6 +332,12 @@ BAD_RULES = {
     "sample above 1": {"shadow": {"version": "newest", "sample": 2}},
     "negative rate": {"shadow": {"version": "newest", "rows_per_second": -1}},
     "text as rate": {"shadow": {"version": "newest", "rows_per_second": "many"}},
+    "place of a log": {"log": {"path": "/log"}},
+    "sample of a log above 1": {"log": {"sample": 1.5}},
+    "text for columns to omit": {"log": {"omit": "user"}},
+    "unknown column to omit": {"log": {"omit": ["usr"]}},
+    "unknown column to hash": {"log": {"hash": ["usr"]}},
+    "unknown key of a log": {"log": {"flush_seconds": 1}},
 }
 
 
@@ -381,6 +409,38 @@ def test_a_shadow_scores_answered_requests_and_counts_their_differences(routed: 
     assert counts.dropped == dropped + 1
 
 
+def test_the_request_log_goes_by_the_rule(routed: Routed) -> None:
+    """Each request by the rule under which it was answered; without one, by the settings."""
+    first = routed.versions[0]
+    stable = {"stable": {"pin": first}}
+    steps: list[tuple[dict[str, Any], set[str]]] = [
+        ({"log": {"sample": 1}}, {"user", "item", "price"}),
+        ({"log": {"sample": 1, "omit": ["item"], "hash": ["user"]}}, {"user", "price"}),
+        ({"log": {"sample": 1, "omit": ["price"]}}, {"user", "item"}),
+        ({}, set()),
+        ({"log": {"sample": 1}}, {"user", "item", "price"}),
+    ]
+    before = len(routed.logged())
+    for number, (rule, _) in enumerate(steps):
+        routed.write({**stable, **rule})
+        routed.ask(number)
+    wait_for(lambda: len(routed.logged()) == before + 4, "all but that of the settings")
+    rows = routed.logged()[before:]
+    columns = [set(row).intersection({"user", "item", "price"}) for row in rows]
+    assert columns == [expected for _, expected in steps if expected]
+    users = [row["user"] for row in rows]
+    assert [users[0], *users[2:]] == [[0], [2], [4]]
+    assert len(users[1][0]) == 16  # a hash
+
+
+def test_a_log_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
+    rule = LogRule(hash=["user"])
+    with pytest.raises(ConfigError, match=r"m\.log: the server writes no request log.*--set log="):
+        NO_LOGS.check_rule(rule, "routes.models.m.log")
+    with pytest.raises(ConfigError, match=r"log\.hash: needs a key.*--set log_key_file="):
+        LogOptions(str(tmp_path)).check_rule(rule, "routes.models.m.log")
+
+
 def test_a_publisher_keeps_what_a_rule_names_and_no_longer(routed: Routed) -> None:
     """Under `keep=1`; a lease is over after a week."""
     trainer = routed.trainer
@@ -430,6 +490,8 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
         *("--watch", trainer.folder / "published"),
         *("--routes", file),
         *("--set", f"rows={tmp_path / 'rows'}"),
+        *("--set", f"log={tmp_path / 'log'}", "--set", "log_sample=0"),
+        *("--set", "log_flush_seconds=0.02", "--set", "log_part_seconds=0.1"),
     )
     server = Workers(*arguments)
     asked = trainer.asked
@@ -482,6 +544,14 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
         ("m", 3, first, "")
     ]
     assert not differ(rows)
+    assert not list((tmp_path / "log" / "m").glob("*.parquet"))
+    rule = yaml.safe_load(file.read_text())["models"]["m"]
+    models = {"m": {**rule, "log": {"sample": 1, "omit": ["item"]}}}
+    file.write_text(yaml.safe_dump({"revision": 4, "models": models}))
+    wait_for(lambda: set(revisions()) == {"4"}, "the rule of the log in all processes")
+    assert versions() == {first}
+    wait_for(lambda: len(logged_in(tmp_path / "log" / "m")) == 12, "each worker logs all of it")
+    assert all("item" not in row for row in logged_in(tmp_path / "log" / "m"))
     server.stop(signal.SIGKILL)
     change_routes(file, "m", {"stable": str(first)})
     server = Workers(*arguments)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,51 +20,6 @@ _HASH_BYTES = 8
 _VALUE_BYTES = 8
 
 
-@dataclass(slots=True)
-class AnsweredRequest:
-    """A request and its scores.
-
-    Attributes:
-        request_id: the client's name of it, or one that the server made.
-        time: Unix time of the answer, in microseconds.
-        latency: seconds from the decoded request to its scores.
-        num_rows: number of candidates, n.
-        columns: raw columns [n] as they were scored.
-        context: raw columns [1] that hold for all candidates.
-        outputs: scores by label, [n] or [n, width].
-        version, digest: the version that scored.
-        route: why this version scored, such as "stable".
-        dropped: requests before this one that are not in the log.
-    """
-
-    request_id: str
-    time: int
-    latency: float
-    num_rows: int
-    columns: Mapping[str, ColumnValues]
-    context: Mapping[str, ColumnValues]
-    outputs: Mapping[str, RowArray]
-    version: int
-    digest: str
-    route: str
-    dropped: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """About how much memory it keeps."""
-        num_bytes = 0
-        for columns in (self.columns, self.context, self.outputs):
-            for values in columns.values():
-                num_bytes += values.nbytes
-        return num_bytes
-
-    def kind(self) -> tuple[tuple[str, str, bool], ...]:
-        """Return name and type of each column, and whether it is context."""
-        kinds = [(name, _type_of(values), False) for name, values in self.columns.items()]
-        kinds += [(name, _type_of(values), True) for name, values in self.context.items()]
-        return tuple(sorted(kinds))
-
-
 @dataclass(frozen=True)
 class Anonymity:
     """What of a request the log does not hold.
@@ -75,9 +30,18 @@ class Anonymity:
         key: the key of the hash.
     """
 
-    omit: Sequence[str] = ()
-    hash: Sequence[str] = ()
+    omit: frozenset[str] = frozenset()
+    hash: frozenset[str] = frozenset()
     key: bytes = field(default=b"", repr=False)
+
+    def stricter(self, omit: Iterable[str], hash: Iterable[str]) -> Anonymity:
+        """Return one that also omits and hashes these columns.
+
+        Without a key, it omits what it cannot hash.
+        """
+        if not self.key:
+            return replace(self, omit=self.omit.union(omit, hash))
+        return replace(self, omit=self.omit.union(omit), hash=self.hash.union(hash))
 
     def applied(self, name: str, values: pa.Array) -> pa.Array | None:
         """Return what the log holds of a column; None = nothing."""
@@ -106,18 +70,63 @@ WHOLE = Anonymity()
 """Nothing is left out."""
 
 
+@dataclass(slots=True)
+class AnsweredRequest:
+    """A request and its scores.
+
+    Attributes:
+        request_id: the client's name of it, or one that the server made.
+        time: Unix time of the answer, in microseconds.
+        latency: seconds from the decoded request to its scores.
+        num_rows: number of candidates, n.
+        columns: raw columns [n] as they were scored.
+        context: raw columns [1] that hold for all candidates.
+        outputs: scores by label, [n] or [n, width].
+        version, digest: the version that scored.
+        route: why this version scored, such as "stable".
+        dropped: requests before this one that are not in the log.
+        anonymity: what of it the log does not hold.
+    """
+
+    request_id: str
+    time: int
+    latency: float
+    num_rows: int
+    columns: Mapping[str, ColumnValues]
+    context: Mapping[str, ColumnValues]
+    outputs: Mapping[str, RowArray]
+    version: int
+    digest: str
+    route: str
+    dropped: int = 0
+    anonymity: Anonymity = WHOLE
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it keeps."""
+        num_bytes = 0
+        for columns in (self.columns, self.context, self.outputs):
+            for values in columns.values():
+                num_bytes += values.nbytes
+        return num_bytes
+
+    def kind(self) -> tuple[tuple[str, str, bool], ...]:
+        """Return name and type of each column, and whether it is context."""
+        kinds = [(name, _type_of(values), False) for name, values in self.columns.items()]
+        kinds += [(name, _type_of(values), True) for name, values in self.context.items()]
+        return tuple(sorted(kinds))
+
+
 def alike_requests(requests: Sequence[AnsweredRequest]) -> Iterable[list[AnsweredRequest]]:
-    """Return requests, grouped by the types of their columns."""
+    """Return requests, grouped by the types of their columns and by what the log holds of them."""
     kinds = defaultdict[object, list[AnsweredRequest]](list)
     for request in requests:
-        kinds[request.kind()].append(request)
+        kinds[request.kind(), request.anonymity].append(request)
     return kinds.values()
 
 
-def records_of(
-    model: str, requests: Sequence[AnsweredRequest], anonymity: Anonymity
-) -> pa.RecordBatch:
-    """Return a row for each of some requests whose columns have the same types.
+def records_of(model: str, requests: Sequence[AnsweredRequest]) -> pa.RecordBatch:
+    """Return a row for each of some requests that are alike; see `alike_requests`.
 
     Raw columns and scores are lists: of a value for each candidate, or of one that holds for all.
     """
@@ -137,7 +146,7 @@ def records_of(
         values = _joined(
             [(request.context if is_context else request.columns)[name] for request in requests]
         )
-        shown = anonymity.applied(name, values)
+        shown = first.anonymity.applied(name, values)
         if shown is not None:
             columns[name] = _lists(shown, ones if is_context else counts)
     schema = pa.schema(

@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -39,6 +40,14 @@ class LogSink(Protocol):
 
     def rotate(self) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LoggedPart:
+    """The share of requests that a log holds, and what of them it does not."""
+
+    sample: float
+    anonymity: Anonymity
 
 
 class RequestLogWriter:
@@ -72,10 +81,10 @@ class RequestLogWriter:
         self._model = model
         self._open_sink = open_sink
         self._sink: LogSink | None = None
-        self._share = sample
         self._queue_bytes = queue_bytes
         self._flush_seconds = flush_seconds
-        self._anonymity = anonymity
+        self._settings = LoggedPart(sample, anonymity)
+        self._part = self._settings
         self._queue = deque[tuple[AnsweredRequest, int]]()
         self._queued_bytes = 0
         self._lock = threading.Lock()
@@ -90,12 +99,21 @@ class RequestLogWriter:
 
     def wants(self, request_id: str) -> bool:
         """Return whether a request is in the sample."""
-        return in_sample(request_id, self._share)
+        return in_sample(request_id, self._part.sample)
+
+    def restrict(self, sample: float | None, omit: Sequence[str], hash: Sequence[str]) -> None:
+        """Log another share of the requests from now on; None = as at the start.
+
+        `omit` and `hash`: columns that are left out or hashed beside those at the start.
+        """
+        share = self._settings.sample if sample is None else sample
+        self._part = LoggedPart(share, self._settings.anonymity.stricter(omit, hash))
 
     def add(self, request: AnsweredRequest) -> None:
         """Queue a request, or drop and count it; one without candidates has no rows."""
         if not request.num_rows:
             return
+        request.anonymity = self._part.anonymity
         num_bytes = request.num_bytes
         with self._lock:
             if self._closed or self._queued_bytes + num_bytes > self._queue_bytes:
@@ -155,7 +173,7 @@ class RequestLogWriter:
                 self._untold += sum(request.dropped for request in alike)
 
     def _append(self, alike: Sequence[AnsweredRequest], sink: LogSink) -> None:
-        sink.append(records_of(self._model, alike, self._anonymity))
+        sink.append(records_of(self._model, alike))
 
     def _try(self, what: str, act: Callable[[LogSink], None]) -> bool:
         """Act on the sink, and return whether that went well; a problem is logged once."""

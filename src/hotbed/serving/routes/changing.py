@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError, HotbedError, PersistError
 from hotbed.files import Where
 from hotbed.serving.routes.leases import Leases
-from hotbed.serving.routes.rule import NEWEST, ModelRule, Routes, read_routes
+from hotbed.serving.routes.rule import NEWEST, LogRule, ModelRule, Routes, read_routes
 from hotbed.serving.routes.split import check_column
 from hotbed.serving.stores.base import ModelVersion
 from hotbed.serving.stores.held import RoutesInForce
@@ -50,6 +50,7 @@ class RouteWatcher:
         sources: where the versions of each model lie; other models cannot have a rule.
         processes: the processes that answer.
         leases: keep the versions of rules where they are published.
+        check_log: raises ConfigError for what the request log of the processes cannot do.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class RouteWatcher:
         sources: Mapping[str, Sequence[Where]],
         processes: RoutedProcesses,
         leases: Leases,
+        check_log: Callable[[LogRule, str], None],
     ) -> None:
         self._path = Path(path)
         self._sources = sources
         self._processes = processes
         self._leases = leases
+        self._check_log = check_log
         self._seen: bytes | None = None  # the content at the last look
         self._settled: bytes | None = None  # the content that is in force
         self._retry_at = 0.0
@@ -121,6 +124,9 @@ class RouteWatcher:
                     f"got {name!r}. {did_you_mean(name, self._sources)}"
                 )
         rules = {name: routes.models.get(name, ModelRule()) for name in self._sources}
+        for name, rule in rules.items():  # also those in force: a restart may have ended the log
+            if rule.log is not None:
+                self._check_log(rule.log, f"routes.models.{name}.log")
         before = {name: self._processes.in_force(name) for name in rules}
         self._check_revision(routes.revision, rules, before)
         changed = {}
@@ -184,12 +190,26 @@ class RouteWatcher:
                     "The rule is in force once one is."
                 )
             check_column(newest.schema, rule.canary, where)
+        if rule.log is not None and newest is not None:
+            _check_logged(rule.log, newest, where)
         keys = {}
         for role, version in rule.versions().items():
             if version != NEWEST:
                 assert isinstance(version, int)
                 keys[role] = self._processes.obtain(name, version, self._sources[name])
         return keys
+
+
+def _check_logged(rule: LogRule, newest: ModelVersion, where: str) -> None:
+    """Raise ConfigError for a column that the newest version does not have: it would be logged."""
+    columns = newest.schema.raw_columns(labels=False)
+    for key, names in (("omit", rule.omit), ("hash", rule.hash)):
+        for name in names:
+            if name not in columns:
+                raise ConfigError(
+                    f"{where}.log.{key}: the model has no such input, got {name!r}. "
+                    f"{did_you_mean(name, columns)}"
+                )
 
 
 def _differs(routes: RoutesInForce | None, rule: ModelRule) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -90,12 +90,31 @@ class Shadow:
 
 
 @dataclass(frozen=True)
+class LogRule:
+    """What the request log of a model holds, over the settings of the server.
+
+    Args:
+        sample: the share of requests that is logged, 0 to 1; None = as the server is set.
+        omit: columns that are left out, beside those that the server leaves out.
+        hash: columns of which a keyed hash is logged, beside those that the server hashes.
+    """
+
+    sample: float | None = None
+    omit: Sequence[str] = ()
+    hash: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        checks.between("LogRule.sample", self.sample, 0, 1)
+
+
+@dataclass(frozen=True)
 class ModelRule:
-    """The versions of one model and what each answers."""
+    """The versions of one model, what each answers, and what of that is logged."""
 
     stable: Stable = field(default_factory=lambda: Stable(follow=True))
     canary: Canary | None = None
     shadow: Shadow | None = None
+    log: LogRule | None = None
 
     def versions(self) -> dict[str, Version]:
         """Return the version of each role."""
@@ -135,7 +154,9 @@ def read_routes(path: str | Path) -> Routes:
     Raises:
         ConfigError: the file cannot be read, or a value is wrong; the message has its dotted path.
     """
-    routes: Routes = config.build(read_mapping(path, "file of routes"), Routes, "routes")
+    spec = read_mapping(path, "file of routes")
+    _refuse_log_paths(spec)
+    routes: Routes = config.build(spec, Routes, "routes")
     return routes
 
 
@@ -143,6 +164,18 @@ def rule_of(spec: Mapping[str, Any]) -> ModelRule:
     """Return the rule with these plain values."""
     rule: ModelRule = config.build(spec, ModelRule, "routes")
     return rule
+
+
+def _refuse_log_paths(spec: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a rule that names the place of a log, which a start decides."""
+    models = spec.get("models")
+    for name, rule in models.items() if isinstance(models, Mapping) else ():
+        log = rule.get("log") if isinstance(rule, Mapping) else None
+        if isinstance(log, Mapping) and "path" in log:
+            raise ConfigError(
+                f"routes.models.{name}.log.path: a server keeps the place of its log, got "
+                f"{log['path']!r}. Start the server with --set log=FOLDER."
+            )
 
 
 def _check_version(where: str, version: Version) -> None:

@@ -22,6 +22,7 @@ from hotbed.serving.request_log.folder import LogFolder, PartLimits
 from hotbed.serving.request_log.records import Anonymity
 from hotbed.serving.request_log.topic import LogTopic
 from hotbed.serving.request_log.writer import LogSink, RequestLogWriter
+from hotbed.serving.routes.rule import LogRule
 from hotbed.serving.server.tokens import (
     RereadFile,
     Roles,
@@ -198,6 +199,19 @@ class LogOptions:
             )
         self._key()
 
+    def check_rule(self, rule: LogRule, where: str) -> None:
+        """Raise ConfigError for a rule of a model that this log cannot follow."""
+        if self.log is None:
+            raise ConfigError(
+                f"{where}: the server writes no request log, got a rule for one. Start the server "
+                "with --set log=FOLDER."
+            )
+        if rule.hash and self.log_key_file is None:
+            raise ConfigError(
+                f"{where}.hash: needs a key, got columns {list(rule.hash)}. Start the server with "
+                "--set log_key_file=FILE."
+            )
+
     def writer(self, model: str) -> RequestLogWriter | None:
         """Return what writes the log of a model; None = no log."""
         if self.log is None:
@@ -216,7 +230,7 @@ class LogOptions:
             sample=self.log_sample,
             queue_bytes=self.log_queue_bytes,
             flush_seconds=self.log_flush_seconds,
-            anonymity=Anonymity(self.log_omit, self.log_hash, self._key()),
+            anonymity=Anonymity(frozenset(self.log_omit), frozenset(self.log_hash), self._key()),
         )
 
     def _key(self) -> bytes:

@@ -20,7 +20,7 @@ from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request_log.records import AnsweredRequest
 from hotbed.serving.request_log.writer import RequestLogWriter
-from hotbed.serving.routes.rule import CANARY, NEWEST, SHADOW, ModelRule, rule_of
+from hotbed.serving.routes.rule import CANARY, NEWEST, SHADOW, LogRule, ModelRule, rule_of
 from hotbed.serving.routes.split import UserSplit
 from hotbed.serving.server.meters import RequestCounts
 from hotbed.serving.server.options import ServerLimits
@@ -291,7 +291,7 @@ class Model:
             fixed[key] = served or self._warmed(open_version(key))
         self._fixed = fixed
         self._prepared = {}
-        self._rule = rule
+        self._follow(rule)
         self._compose(in_force)
         if self._shadow is not None and self._shadow.rule != rule.shadow:
             self._shadow.close()
@@ -300,6 +300,13 @@ class Model:
             find = partial(self._of_role, SHADOW)
             self._shadow = ShadowScorer(rule.shadow, find, self.shadow_counts)
         log.info("model %s answers by revision %d of its rule", self.name, in_force.revision)
+
+    def _follow(self, rule: ModelRule) -> None:
+        """Keep a rule, by which the log goes from now on."""
+        self._rule = rule
+        if self.log is not None:
+            logged = rule.log or LogRule()
+            self.log.restrict(logged.sample, logged.omit, logged.hash)
 
     def _of_role(self, role: str) -> ServedVersion | None:
         return self.routing.roles.get(role)
@@ -395,7 +402,7 @@ class Model:
         self._newest = None
         self._fixed = {}
         self._prepared = {}
-        self._rule = ModelRule()
+        self._follow(ModelRule())
         self.routing = Routing()
 
     def _note_nonfinite(self, scores: Scores) -> None:
