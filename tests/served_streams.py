@@ -60,7 +60,7 @@ def join(log: Path, outcomes: Path, *, follow: bool = False) -> hb.sources.Join:
     if follow:
         clicks = hb.sources.Follow(outcomes, "*.parquet")
     return hb.sources.Join(
-        hb.sources.RequestLog(log, follow=follow),
+        hb.sources.RequestLog(log, follow=follow, shadows=True),
         clicks,
         on=["request_id", "item"],
         within=WITHIN,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from hotbed.connectors.follow import Follow
@@ -35,6 +36,9 @@ OWN_COLUMNS = (
     "dropped",
 )
 """The columns of a logged request that are not lists; raw columns and scores are."""
+
+SHADOW = "shadow"
+"""The route of scores that no client got: those of a version that is only compared."""
 
 POSITION = "position"
 """The place of a candidate in its request, which `RequestLog` adds."""
@@ -88,6 +92,8 @@ class RequestLog(Source):
         follow: wait for further parts of a folder, as a source without end. Otherwise read the
             parts that are there. A topic has no end.
         options: options of a topic, as for `hb.sources.Kafka`.
+        shadows: read also what shadows scored, a further row for each candidate. Leave it False for
+            training: a sample would count twice.
 
     Raises:
         ConfigError: `where` names no topic, or `follow` is False for a topic.
@@ -101,6 +107,7 @@ class RequestLog(Source):
     where: str | Path
     follow: bool = True
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    shadows: bool = False
 
     def __post_init__(self) -> None:
         if topic_of(self.where) is not None and not self.follow:
@@ -129,7 +136,7 @@ class RequestLog(Source):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self._requests.settings
+        return {**self._requests.settings, "shadows": self.shadows}
 
     @property
     def endless(self) -> bool:
@@ -156,17 +163,38 @@ class RequestLog(Source):
             whole = self._requests.schema()
             names = {name: None for name in (*plan.columns, _own(whole, "candidates"))}
             names.pop(_position_name(whole), None)
+            route = _route_name(whole)
+            if route is not None and not self.shadows:
+                names[route] = None
         wanted = replace(
             plan, columns=None if names is None else tuple(names), types={}, opens=True
         )
         at_once = max(_LEAST_REQUESTS, batch_rows // _USUAL_ROWS)
         requests = self._requests.read(position, at_once, wanted)
-        rows = _rows(requests, position, batch_rows, plan)
+        wanted_of = _whole if self.shadows else _answered
+        rows = _rows(requests, position, batch_rows, plan, wanted_of)
         return SourceReading(rows, lambda: status_of(requests))
 
 
+def _whole(requests: pa.RecordBatch) -> pa.RecordBatch:
+    return requests
+
+
+def _answered(requests: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the requests without those that a shadow scored."""
+    name = _route_name(requests.schema)
+    if name is None:
+        return requests
+    is_shadow = pc.equal(requests[name], SHADOW).fill_null(fill_value=False)
+    return requests.filter(pc.invert(is_shadow)) if is_shadow.true_count else requests
+
+
 def _rows(
-    requests: Batches, begin: Position | None, batch_rows: int, plan: ReadPlan
+    requests: Batches,
+    begin: Position | None,
+    batch_rows: int,
+    plan: ReadPlan,
+    wanted_of: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> Iterator[tuple[pa.RecordBatch, Position]]:
     """Yield the candidates of requests; a position may lie within them."""
     before = begin
@@ -179,7 +207,9 @@ def _rows(
                 before = after
                 continue
             assert before is not None  # OPENED came first
-            rows = _candidates(batch, plan)
+            rows = _candidates(wanted_of(batch), plan)
+            if not rows.num_rows:
+                yield rows, after
             start = skip
             skip = max(0, skip - rows.num_rows)
             while start < rows.num_rows:
@@ -241,6 +271,14 @@ def _own(requests: pa.Schema, column: str) -> str:
         f"request log: no column {column!r}, got {requests.names}. Give a folder or a topic that a "
         "server writes: hotbed serve --set log=…"
     )
+
+
+def _route_name(requests: pa.Schema) -> str | None:
+    """Return the name of the column of routes; None of a log that has none."""
+    for name in (own_name("route", ("route",)), "route"):
+        if name in requests.names and not _is_list(requests.field(name).type):
+            return name
+    return None
 
 
 def _position_name(requests: pa.Schema) -> str:

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotbed.connectors.request_log import SHADOW
 from hotbed.metrics.clustered import Clustered, clustered
 from hotbed.metrics.metric import Samples
 from hotbed.quality.samples import ROUTE, VERSION
-
-SHADOW = "shadow"
-"""The route of scores that were computed after the answer, and shown to nobody."""
 
 _BETWEEN = " "  # a version and its digest
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +433,72 @@ def test_the_request_log_goes_by_the_rule(routed: Routed) -> None:
     users = [row["user"] for row in rows]
     assert [users[0], *users[2:]] == [[0], [2], [4]]
     assert len(users[1][0]) == 16  # a hash
+
+
+def test_the_logged_scores_of_a_shadow_are_measured(routed: Routed, tmp_path: Path) -> None:
+    """On the same candidates as the answers, and against AUCs by counting pairs."""
+    first, second, _ = routed.versions
+    before = set(routed.log.glob("*.parquet"))
+    num_before = len(routed.logged())
+    shadow = {"version": first}
+    routed.write({"stable": {"pin": second}, "shadow": shadow, "log": {"sample": 1}})
+    for user in range(25):
+        routed.ask(user)
+    routed.write({"stable": {"pin": second}, "shadow": shadow})  # the log has none of these
+    counts = routed.model.shadow_counts
+    wait_for(lambda: len(routed.logged()) == num_before + 50, "the shadow's rows are logged")
+    seen = counts.requests
+    routed.ask(26)
+    wait_for(lambda: counts.requests > seen, "a shadow that is not logged")
+    log = tmp_path / "log"
+    log.mkdir()
+    for part in set(routed.log.glob("*.parquet")) - before:
+        shutil.copy(part, log)
+    rows = logged_in(log)
+    answers = {row["request_id"]: row for row in rows if row["route"] == "stable"}
+    shadows = {row["request_id"]: row for row in rows if row["route"] == "shadow"}
+    assert len(answers) == len(shadows) == 25
+    assert answers.keys() == shadows.keys()
+    clicks, labels = [], list[bool]()
+    for name, row in answers.items():
+        assert {(row["version"]), (shadows[name]["version"])} == {second, first}
+        assert shadows[name]["served_at"] > row["served_at"]
+        assert shadows[name]["item"] == row["item"]
+        clicked = [item.endswith(("1", "4", "7")) for item in row["item"]]
+        labels += clicked
+        later = shadows[name]["served_at"] + timedelta(milliseconds=1)
+        for position in np.flatnonzero(clicked).tolist():
+            clicks.append({"request_id": name, "position": position, "served_at": later})
+    end = rows[-1]["served_at"] + timedelta(hours=1)
+    clicks.append({"request_id": "end", "position": 0, "served_at": end})
+    pq.write_table(pa.Table.from_pylist(clicks), tmp_path / "clicks.parquet")
+
+    def shown(**settings: Any) -> hb.sources.RequestLog:
+        return hb.sources.RequestLog(log, follow=False, **settings)
+
+    samples = hb.sources.Join(
+        shown(shadows=True),
+        hb.sources.Parquet(tmp_path / "clicks.parquet"),
+        on=["request_id", "position"],
+        within=600,
+        time="served_at",
+        unit="us",
+    )
+    measured = hb.ServingQuality(samples, user="user", seconds=None).measure()
+    (difference,) = [
+        row
+        for row in measured.differences.to_pylist()
+        if row["route"] == "shadow" and row["column"] is None
+    ]
+    aucs = []
+    for logged in (shadows, answers):
+        scores = np.concatenate([logged[name]["score"] for name in answers])
+        pairs = scores[np.array(labels)][:, None] - scores[~np.array(labels)][None, :]
+        aucs.append(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+    assert difference["samples"] == len(labels) == 125
+    assert difference["auc"] == pytest.approx(aucs[0] - aucs[1], abs=1e-9)
+    assert aucs[0] != aucs[1]
+    assert sum(batch.num_rows for batch, _ in shown().read()) == 125  # for training: each once
 
 
 def test_a_log_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ class Model:
             self._shadow = None
         if self._shadow is None and rule.shadow is not None:
             find = partial(self._of_role, SHADOW)
-            self._shadow = ShadowScorer(rule.shadow, find, self.shadow_counts)
+            self._shadow = ShadowScorer(rule.shadow, find, self.shadow_counts, self._log_shadow)
         log.info("model %s answers by revision %d of its rule", self.name, in_force.revision)
 
     def _follow(self, rule: ModelRule) -> None:
@@ -450,8 +450,8 @@ class Model:
                 self._note_nonfinite(answer)
             if shadow is not None and answer.route == STABLE:
                 shadow.offer(request, answer)
-            if self.log is not None and request.request_id and request.takes(answer):
-                self._log(self.log, request, answer, served, ended)
+            if request.takes(answer):
+                self._log(request, answer, served, counts.last_scored)
         first = batch[0][0]
         if self.batches % _BATCHES_A_SAMPLE == 1 and first.is_small:
             self._samples.append(first.candidates)
@@ -460,26 +460,27 @@ class Model:
         with self._counting:
             self.traffic.of(served.version.version, served.route or STABLE).errors += 1
 
+    def _log_shadow(self, request: QueuedRequest, served: ServedVersion, scores: Scores) -> None:
+        self._log(request, replace(scores, route=SHADOW), served, time.time())
+
     def _log(
-        self,
-        log: RequestLogWriter,
-        request: QueuedRequest,
-        answer: Scores,
-        served: ServedVersion,
-        ended: float,
+        self, request: QueuedRequest, answer: Scores, served: ServedVersion, scored_at: float
     ) -> None:
-        if log.wants(request.request_id):
-            log.add(
-                AnsweredRequest(
-                    request.request_id,
-                    int(1e6 * self.counts.last_scored),
-                    ended - request.queued,
-                    request.num_rows,
-                    request.columns,
-                    request.context,
-                    answer.outputs,
-                    answer.version,
-                    served.version.digest,
-                    answer.route or STABLE,
-                )
+        """Log the scores of a request, if it is in the sample."""
+        log = self.log
+        if log is None or not request.request_id or not log.wants(request.request_id):
+            return
+        log.add(
+            AnsweredRequest(
+                request.request_id,
+                int(1e6 * scored_at),
+                time.perf_counter() - request.queued,
+                request.num_rows,
+                request.columns,
+                request.context,
+                answer.outputs,
+                answer.version,
+                served.version.digest,
+                answer.route or STABLE,
             )
+        )

@@ -34,14 +34,20 @@ class ShadowScorer:
         rule: sample and rate.
         served: returns the version that scores.
         counts: where it counts.
+        scored: called with each request that it scored, the version and the scores.
     """
 
     def __init__(
-        self, rule: Shadow, served: Callable[[], ServedVersion | None], counts: ShadowCounts
+        self,
+        rule: Shadow,
+        served: Callable[[], ServedVersion | None],
+        counts: ShadowCounts,
+        scored: Callable[[QueuedRequest, ServedVersion, Scores], None],
     ) -> None:
         self.rule = rule
         self._served = served
         self._counts = counts
+        self._scored = scored
         self._waiting = deque[tuple[QueuedRequest, Scores]]()
         self._num_rows = 0  # that wait
         self._allowed = rule.rows_per_second  # candidates that may be scored now
@@ -102,6 +108,7 @@ class ShadowScorer:
             if not isinstance(error, HotbedError):
                 log.exception("a shadow could not score a request")
             return
+        self._scored(request, served, scores)
         counts.requests += 1
         counts.rows += request.num_rows
         for name, values in scores.outputs.items():
