@@ -43,6 +43,8 @@ from hotbed.serving.stores.verifying import verify_served
 
 from .conftest import Held, Process, Running, Trainer, Workers, draw, wait_for
 from .test_grpc import tensors
+from .test_http import body
+from .test_request_log import stock_tensors
 
 
 def hash_of(salt: str, value: object) -> int:
@@ -174,7 +176,11 @@ def test_requests_without_one_user_have_no_side() -> None:
         assert split.is_canary(Candidates(2, same, {}))
 
 
-def test_each_version_answers_requests_that_name_it(routed: Routed) -> None:
+def curl(*arguments: str) -> str:
+    return subprocess.check_output(["curl", "-s", *arguments], text=True)
+
+
+def test_each_version_answers_requests_that_name_it(routed: Routed, tmp_path: Path) -> None:
     """Over REST, gRPC and curl; another version is a 404 with those that are loaded."""
     first, second, newest = routed.versions
     routed.write({"stable": {"pin": second}, "shadow": {"version": first}})
@@ -204,9 +210,20 @@ def test_each_version_answers_requests_that_name_it(routed: Routed) -> None:
     with triton_http.InferenceServerClient(routed.running.http) as http:
         metadata = http.get_model_metadata("m", str(first))
         assert metadata["versions"] == list(map(str, [second, first, newest]))
-    for version, status in ((first, b"200"), (12345, b"404")):
-        url = f"http://{routed.running.http}/v2/models/m/versions/{version}/ready"
-        assert subprocess.check_output(["curl", "-s", "-w", "%{http_code}", url])[-3:] == status
+        for version in routed.versions:
+            rest = http.infer("m", stock_tensors(triton_http, asked), model_version=str(version))
+            assert rest.get_response()["model_version"] == str(version)
+            scores = rest.as_numpy("prediction")
+            assert np.abs(scores - routed.trainer.scores[version]).max() < 1e-6
+        with pytest.raises(InferenceServerException, match="is not loaded"):
+            http.infer("m", stock_tensors(triton_http, asked), model_version="12345")
+    sent = tmp_path / "request.json"
+    sent.write_text(json.dumps(body()))
+    for version, status in ((first, 200), (newest, 200), (12345, 404)):
+        url = f"http://{routed.running.http}/v2/models/m/versions/{version}"
+        assert int(curl("-o", os.devnull, "-w", "%{http_code}", f"{url}/ready")) == status
+        *_, answer = curl("-i", "-d", f"@{sent}", f"{url}/infer").splitlines()
+        assert json.loads(answer).get("model_version") == (str(version) if status == 200 else None)
 
 
 def test_each_user_is_on_one_side_and_answers_never_mix(routed: Routed) -> None:
