@@ -88,6 +88,7 @@ PAGES = {
     ],
     "Serving": ["serving.session", "serving.parameter_server", "serving.cache", "serving.client"],
     "Report": ["training.watching.report"],
+    "Quality of what is served": ["quality.measure"],
     "Errors": ["errors"],
     "Testing": ["testing"],
     "Configuration": ["config"],

@@ -289,6 +289,7 @@ def _ranks(file: str, name: str, sizes: tuple[int, int], arguments: tuple[Any, .
 def _function(file: str, name: str) -> Callable[..., Any]:
     """Import a file of tests, and return a function of it."""
     sys.path[:0] = [str(Path(file).parent), str(Path(__file__).parent)]
+    sys.path.append(str(Path(sys.prefix) / "torchrec"))  # see constraints-torchrec.txt
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -319,6 +320,7 @@ def _enter(environment: dict[str, str], folder: str) -> None:
     """Take on the environment and the working directory of a test."""
     os.environ.clear()
     os.environ |= environment | {"OMP_NUM_THREADS": "1"}
+    tempfile.tempdir = None  # it is another one where TMPDIR is
     os.chdir(folder)
 
 

@@ -97,7 +97,7 @@ def test_run_returns_values_reports_events_and_prints_nothing(
     assert exported.manifest.tables[0].rows == 20
     scored: list[Event] = []
     predictions = run.predict_files(
-        exported.path, ["rows.parquet"], "scores.parquet", scored.append
+        exported.path, ["rows.parquet"], "scores.parquet", report=scored.append
     )
     assert scored[-1] == Scored(300, 300)
     assert predictions.num_rows == pq.read_table("scores.parquet").num_rows == 300

@@ -76,6 +76,8 @@ def pass_over(
                     shard.enter("map", run.model.counters["steps"] + 1)
                 run.example = example
                 callbacks("on_step_begin", run)
+                if update is None and run.stage is not None:
+                    run.stage.advance(example)  # rows of coming batches are read meanwhile
                 if observer is not None:
                     observer.observe(example)
                     callbacks("on_predicted", run)
@@ -155,9 +157,12 @@ def _scored_together(examples: Iterable[Example], run: Run) -> Iterator[Example]
     most = 0 if shard.size == 1 or is_iterator else SCORED_TOGETHER
     for batches in runs_of(examples, most):
         check_scored(shard, batches)
-        if run.stage is not None:  # rows of coming batches are read meanwhile
-            run.stage.advance(batches[-1])
-        for example in observer.scored(batches) if len(batches) > 1 else batches:
+        scored: Iterable[Example] = batches
+        if len(batches) > 1:
+            if run.stage is not None:
+                run.stage.advance(batches[-1])
+            scored = observer.scored(batches)
+        for example in scored:
             yield example
             if run.ends():
                 return

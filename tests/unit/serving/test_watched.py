@@ -22,6 +22,7 @@ from hotbed.errors import StoreError
 from hotbed.persist.publish import Follower
 from hotbed.serving.server.meters import RequestCounts, combine_statuses
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.traffic import ShadowCounts
 
 from .conftest import Running, Trainer, draw, wait_for
 from .test_grpc import tensors
@@ -122,6 +123,14 @@ def told(**changes: Any) -> dict[str, Any]:
         "learned": 40.0,
         "since": 60.0,
         "cache": None,
+        "log": None,
+        "routes": {
+            "revision": None,
+            "problem": "",
+            "traffic": [],
+            "unsplit": 1,
+            "shadow": asdict(ShadowCounts()),
+        },
         "swaps": 2,
         "problems": 0,
         "rows": 0,
@@ -174,6 +183,7 @@ def test_the_statuses_of_several_processes_become_one() -> None:
         "a gap",
     )
     assert found["cache"] == {name: 2 * value for name, value in cache.items()}
+    assert found["routes"]["unsplit"] == 3
     assert "seconds" not in found
     newer = told(version="8", digest="e", published=55.0)
     assert combine_statuses([[newer], [first]])[0]["version"] == "7"

@@ -81,9 +81,7 @@ def routes_status(model: RoutedModel) -> dict[str, Any]:
 
 def combine_routes(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state over all processes: counts are sums, the rule is the oldest in force."""
-    oldest = min(
-        statuses, key=lambda status: -1 if status["revision"] is None else status["revision"]
-    )
+    oldest = min(statuses, key=_revision)
     traffic = dict[tuple[int, str], dict[str, Any]]()
     for status in statuses:
         for counts in status["traffic"]:
