@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from .training.ahead.data import Ahead as Ahead
     from .training.ahead.insert import Insert as Insert
     from .training.auto import auto as auto
+    from .training.gate import rules as gates  # noqa: F401 - public under this name
+    from .training.gate.gate import Gate as Gate
     from .training.load import load as load
     from .training.model import Evaluation as Evaluation
     from .training.model import RecModel as RecModel
@@ -106,6 +108,7 @@ _HOMES: dict[str, str] = {
     "Evaluation": "training.model:Evaluation",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
+    "Gate": "training.gate.gate:Gate",
     "Id": "data.schema:Id",
     "Ids": "data.batch:Ids",
     "InferenceSession": "serving.session:InferenceSession",
@@ -143,6 +146,7 @@ _HOMES: dict[str, str] = {
     "config": "config",
     "dense_parameters": "optim.sparse:dense_parameters",
     "errors": "errors",
+    "gates": "training.gate.rules",
     "load": "training.load:load",
     "losses": "models.losses",
     "make_tables": "embedding.tables:make_tables",

@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from hotbed.persist.state.saver import Saver
 from hotbed.persist.upkeep.rollback import finish_first
 from hotbed.training.ahead import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
+from hotbed.training.gate.command import call
+from hotbed.training.gate.gate import Gate
+from hotbed.training.gate.gatekeeper import Gatekeeper, Reasons
 from hotbed.training.learned_types import learn_types
 from hotbed.training.publishing import Publishing, has_graph
 from hotbed.training.run import Run, WallClock, passed
@@ -40,6 +44,17 @@ PATIENCE = 1000
 
 An idle stream has no steps that would finish the eviction, so a due checkpoint does not wait there.
 """
+GATE = "wall_gate"
+"""Member of the progress of a run: the state of its gate. It depends on when states are saved."""
+
+
+@dataclass(frozen=True)
+class _Caught:
+    """The write under way: the step, the position, and why its version is held."""
+
+    step: int
+    position: Position
+    held: Reasons
 
 
 @described
@@ -71,6 +86,8 @@ class Checkpoint:
         keep: number of fulls that are kept, with the deltas that build on them.
         publish: a `Publisher` that receives each saved version; fulls come with the network as a
             graph for servers.
+        gate: rules that a version must keep to be published; a version that breaks one is saved
+            only. None: each version is published.
         wait: training waits for the write under way when a save falls due.
         allow: names of fields that may change at a resume, such as `"schema.clicked.threshold"`.
 
@@ -98,6 +115,7 @@ class Checkpoint:
         publish: Publisher | None = None,
         wait: bool = False,
         allow: Sequence[str] = (),
+        gate: Gate | None = None,
     ) -> None:
         for name, value in (
             ("every_steps", every_steps),
@@ -117,6 +135,14 @@ class Checkpoint:
             raise ConfigError(
                 f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
             )
+        if gate is not None and (publish is None or not isinstance(gate, Gate)):
+            raise ConfigError(
+                f"Checkpoint.gate: must be a Gate, beside publish, got {gate!r:.60}. Give "
+                "publish=hb.PublishDirectory(path) and gate=hb.Gate(), or leave it out."
+            )
+        self._gate = gate
+        self.gatekeeper: Gatekeeper | None = None
+        self.reads_features = gate is not None
         self._allow = tuple(allow)
         self.path = path
         self._every = every_steps
@@ -136,7 +162,7 @@ class Checkpoint:
         self._at = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
-        self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
+        self._caught: list[_Caught] = []
         self._save_began = 0.0
         self.saves = Writes()
         self.publications: Writes | None = None if publish is None else Writes()
@@ -188,12 +214,13 @@ class Checkpoint:
         self._export(run)
         self._saved_at = None
         self._caught = []
+        if self._gate is not None:
+            self.gatekeeper = Gatekeeper(self._gate)
         if shard.from_first(lambda: _has_state(self.path)):
             with shard.together():
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow, lambda: self._continue(run, reader))
-            if self._publishing is not None:  # it may not be published, as after `hotbed rollback`
-                self._publishing.publish(reader.saved, run.step)
+            self._resume_publishing(run, reader)
             self._saved_at = _moment(run)
             self.saves.resume(reader.saved, run.step)
         else:
@@ -204,6 +231,8 @@ class Checkpoint:
                     run.position = dataset.begins
             elif run.online:
                 run.position = resumable(run).position
+            if self.gatekeeper is not None:
+                self.gatekeeper.begin(run)
             try:
                 if isinstance(dataset, Dataset):
                     # the first version brings them to servers
@@ -222,6 +251,14 @@ class Checkpoint:
         if self._saver is None or (self._saver.busy and not self._wait):
             return False  # a save that is due takes place when the write under way is done
         return self._is_due(self._clock()) or passed(step, self._looked, self._every)
+
+    def on_predicted(self, run: Run) -> None:
+        if self.gatekeeper is not None:
+            self.gatekeeper.join(run)
+
+    def on_gradients(self, run: Run) -> None:
+        if self.gatekeeper is not None:
+            self.gatekeeper.watch_training(run)
 
     def on_step_end(self, run: Run) -> None:
         self._export(run)
@@ -292,6 +329,48 @@ class Checkpoint:
             if self._publishing is not None:
                 self._publishing.export(run)
         self._waits_for_graph = False
+
+    def _resume_publishing(self, run: Run, reader: Reader) -> None:
+        """Publish the state that a run resumes from, unless that is done or a gate held it."""
+        held = reader.manifest.held or ()
+        keeper = self.gatekeeper
+        if keeper is not None:
+            keeper.begin(run)
+            if GATE in reader.progress:
+                keeper.load_state(reader.progress[GATE])
+        if self._publishing is not None and not held:
+            # it may not be published, as after `hotbed rollback`
+            self._publishing.publish(reader.saved, run.step)
+        if not held:
+            return
+        shard = run.learner.shard
+        if keeper is not None and shard.from_first(lambda: self._was_forced(reader)):
+            keeper.overrule(run)
+        else:
+            self._report_held(run.step, held)
+
+    def _was_forced(self, reader: Reader) -> bool:
+        """Return whether a state that was held is the version that servers have."""
+        ask = getattr(self._publisher, "newest_source", None)
+        return ask is not None and ask() == reader.manifest.digest
+
+    def _report_held(self, step: int, held: Reasons) -> None:
+        """Log that a version is held, and call the command of the gate if it is time to."""
+        if self._publishing is None:
+            return
+        reasons = [reason.reason for reason in held]
+        log.error("the version at step %d is saved, not published: %s", step, "; ".join(reasons))
+        gate = self._gate
+        if gate is None or self.gatekeeper is None or gate.command is None:
+            return
+        if self.gatekeeper.in_a_row == gate.hold_for:
+            message = {
+                "states": str(self.path),
+                "step": step,
+                "held": gate.hold_for,
+                "reasons": reasons,
+            }
+            self._publishing.call(partial(call, gate.command, message))
 
     def _continue(self, run: Run, reader: Reader) -> None:
         """Track what changes from the state on that the tables hold, if the next save may."""
@@ -379,6 +458,11 @@ class Checkpoint:
             self._tracks_changes(run)  # a table that was cleared does not any more
         rows = open_rows(run, self._opened_rows if changes else None)
         state = replace(state_of(run), shard=self._shard, open_rows=rows)
+        held: Reasons = ()
+        if self.gatekeeper is not None:
+            held = self.gatekeeper.decide(run)
+            progress = {**state.progress, GATE: self.gatekeeper.state()}
+            state = replace(state, held=held, progress=progress)
         with ExitStack() as undo:
             with run.learner.shard.together():
                 captured = capture(state, changes=changes, takes=self._deltas)
@@ -389,13 +473,14 @@ class Checkpoint:
         self._taken = num_taken(run.tables.values())
         self._since_full = self._since_full + 1 if changes and not merges else 0
         self._saved_at = _moment(run)
-        self._caught.append((run.step, run.position))
+        self._caught.append(_Caught(run.step, run.position, held))
 
     def _settle(self, run: Run, *, raises: bool) -> None:
         """Wait for the write under way, then release the events and decisions before it."""
         if not self._caught or self._saver is None:
             return
-        step, position = self._caught.pop()
+        caught = self._caught.pop()
+        step = caught.step
         try:
             with self.saves.watching():
                 saved = self._saver.wait()
@@ -410,13 +495,15 @@ class Checkpoint:
         run.model.parent = saved.digest
         commit = getattr(run.dataset, "commit", None)
         if commit is not None and run.learner.shard.is_first:
-            commit(position)
+            commit(caught.position)
         if run.clock.journal is not None:
             run.clock.journal.forget({TOPIC: step, cores.TOPIC: step})
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
-            if self._publishing is not None:
+            if caught.held:
+                self._report_held(step, caught.held)
+            elif self._publishing is not None:
                 self._publishing.publish(saved, step)
 
     def _open(self, run: Run) -> None:

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is counted of the events of a stream: sums and histograms that can be added."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.training.step.example import Example
+from hotbed.training.step.scorer import Scores, host
+
+BINS = 64
+"""Bins of a histogram, beside one before them for samples without a value."""
+
+_SEEN_PLACES = 1 << 15
+"""Places for the fingerprints of the newest samples."""
+
+_SCORES_PER_BIN = 4
+"""Bins of a logit from one whole number to the next."""
+
+Counts = NDArray[np.float64]
+
+
+@dataclass
+class EventCounts:
+    """Sums and histograms of some events, which can be added to those of other events.
+
+    Attributes:
+        samples: number of events.
+        seconds: by how much event time advanced, in seconds.
+        late_seconds: sum over the events of how far each lay behind the newest event time.
+        repeated: events that are equal to one of the newest events before.
+        unscored: predictions that are not finite.
+        loss: sum of the losses of the batches, weighted by samples.
+        labels: by label, [5]: sums of weight, label, prediction, loss, and weight x label where it
+            is a probability.
+        columns: by column, [1 + BINS]: samples without a value, then values by bin.
+        scores: by label, [1 + BINS]: scores that are not finite, then scores by bin.
+        tables: by table, the rows admitted, refused and evicted meanwhile, and the rows at the end.
+        partitions: by partition of the source, how many messages of it were read.
+    """
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    late_seconds: float = 0.0
+    repeated: float = 0.0
+    unscored: float = 0.0
+    loss: float = 0.0
+    labels: dict[str, Counts] = field(default_factory=dict)
+    columns: dict[str, Counts] = field(default_factory=dict)
+    scores: dict[str, Counts] = field(default_factory=dict)
+    tables: dict[str, Counts] = field(default_factory=dict)
+    partitions: dict[str, Counts] = field(default_factory=dict)
+
+    def plus(self, other: EventCounts, share: float = 1.0) -> EventCounts:
+        """Return these counts times `share`, and those of other events."""
+        total = EventCounts()
+        for member in fields(self):
+            mine = getattr(self, member.name)
+            theirs = getattr(other, member.name)
+            if isinstance(mine, dict):
+                names = dict.fromkeys([*mine, *theirs])
+                value = {
+                    name: share * mine.get(name, 0.0) + theirs.get(name, 0.0) for name in names
+                }
+            else:
+                value = share * mine + theirs
+            setattr(total, member.name, value)
+        return total
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as numbers and NumPy arrays by name."""
+        return {member.name: getattr(self, member.name) for member in fields(self)}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the counts whose `state` this was."""
+        return cls(**state)
+
+
+class LabelKinds(Protocol):
+    """What a criterion knows of labels."""
+
+    def is_probability(self, label: str | None) -> bool: ...
+    def missing_below(self, label: str | None) -> float | None: ...
+
+
+class EventCounter:
+    """Counts the events of a stream, batch by batch, once they are learned."""
+
+    def __init__(self) -> None:
+        self.counts = EventCounts()
+        self._watermark: int | None = None
+        self._seen = np.zeros(_SEEN_PLACES, np.uint64)
+
+    def count(self, outputs: Scores, example: Example, kinds: LabelKinds | None) -> None:
+        """Count a batch and its scores; `kinds`: of its labels, None where they are not known."""
+        counts = self.counts
+        counts.samples += example.num_samples
+        self._count_times(example)
+        if kinds is not None and len(outputs) == 3:
+            self._count_scores(outputs, example, kinds)
+        batch = example.batch
+        if batch is None or example.structure is not None or not example.num_samples:
+            return
+        prints = np.zeros(example.num_samples, np.uint64)
+        for name, ids in batch.ids.items():
+            mixed = _mixed(name, np.asarray(host(ids.values)))
+            missing = 0
+            of_samples = mixed
+            if ids.offsets is not None:
+                offsets = np.asarray(host(ids.offsets))
+                missing = int(np.count_nonzero(offsets[1:] == offsets[:-1]))
+                totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+                of_samples = totals[offsets[1:]] - totals[offsets[:-1]]
+            _add(counts.columns, name, missing, np.bincount(mixed >> np.uint64(58), minlength=BINS))
+            prints = _joined(prints, of_samples)
+        for name, values in batch.dense.items():
+            numbers = np.asarray(host(values), np.float32).reshape(example.num_samples, -1)
+            known = numbers[np.isfinite(numbers)]
+            _add(counts.columns, name, numbers.size - known.size, _by_size(known))
+            for column in numbers.T:
+                prints = _joined(prints, np.ascontiguousarray(column).view(np.uint32))
+        for values in batch.labels.values():
+            labels = np.ascontiguousarray(np.asarray(host(values), np.float32).reshape(-1))
+            prints = _joined(prints, labels.view(np.uint32))
+        if example.time is not None:
+            prints = _joined(prints, np.asarray(host(example.time)).view(np.uint64))
+        self._count_repeated(prints)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was counted, as JSON values and NumPy arrays."""
+        return {"counts": self.counts.state(), "watermark": self._watermark, "seen": self._seen}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.counts = EventCounts.of_state(state["counts"])
+        self._watermark = state["watermark"]
+        self._seen = np.array(state["seen"], np.uint64)
+
+    def _count_times(self, example: Example) -> None:
+        if example.time is None or not example.num_samples:
+            return
+        times = np.asarray(host(example.time), np.int64)
+        before = int(times[0]) if self._watermark is None else self._watermark
+        newest = np.maximum(np.maximum.accumulate(times), before)
+        self._watermark = int(newest[-1])
+        self.counts.seconds += (self._watermark - before) / 1e6
+        self.counts.late_seconds += float((newest - times).sum(dtype=np.float64)) / 1e6
+
+    def _count_scores(self, outputs: Scores, example: Example, kinds: LabelKinds) -> None:
+        loss, prediction, labels = outputs
+        if loss is not None:
+            self.counts.loss += float(np.mean(loss)) * example.num_samples
+        weight = host(example.weight)
+        for name, scores, values in scored_labels(prediction, labels, example.num_samples):
+            known = np.isfinite(scores)
+            self.counts.unscored += int(np.count_nonzero(~known))
+            is_probability = kinds.is_probability(name)
+            bins = _by_logit(scores[known]) if is_probability else _by_size(scores[known])
+            _add(self.counts.scores, name or "", int(np.count_nonzero(~known)), bins)
+            missing_below = kinds.missing_below(name)
+            if missing_below is not None:
+                known &= values >= missing_below
+            weights = np.ones(len(scores)) if weight is None else weight.astype(np.float64)
+            sums = label_sums(scores[known], values[known], weights[known], is_probability)
+            self.counts.labels[name or ""] = self.counts.labels.get(name or "", 0.0) + sums
+
+    def _count_repeated(self, prints: NDArray[np.uint64]) -> None:
+        """Count the samples whose fingerprint is among those of the newest samples."""
+        places = prints >> np.uint64(49)
+        order = np.argsort(prints, kind="stable")
+        is_twice = prints[order][1:] == prints[order][:-1]
+        repeated = self._seen[places] == prints
+        repeated[order[1:][is_twice]] = True
+        self.counts.repeated += int(np.count_nonzero(repeated))
+        self._seen[places] = prints
+
+
+def scored_labels(
+    prediction: Any, labels: Any, num_samples: int
+) -> list[tuple[str | None, NDArray[np.float64], NDArray[np.float64]]]:
+    """Return name, scores and values of each label with one score a sample; the only one: None."""
+    named = prediction if isinstance(prediction, Mapping) else {None: prediction}
+    scored = []
+    for name, scores in named.items():
+        values = labels.get(name) if isinstance(labels, Mapping) else labels
+        if values is not None and np.size(scores) == num_samples == np.size(values):
+            flat = np.asarray(scores, np.float64).reshape(-1)
+            scored.append((name, flat, np.asarray(values, np.float64).reshape(-1)))
+    return scored
+
+
+def label_sums(scores: Counts, values: Counts, weights: Counts, is_probability: bool) -> Counts:
+    """Return the entry of a label in `EventCounts.labels`, [5].
+
+    The loss is the log loss of probabilities, clipped at 1e-7, and the squared error of amounts.
+    """
+    losses = (scores - values) ** 2
+    if is_probability:
+        clipped = np.clip(scores, 1e-7, 1 - 1e-7)
+        losses = -values * np.log(clipped) - (1 - values) * np.log1p(-clipped)
+    positives = weights @ values if is_probability else 0.0
+    return np.array(
+        [weights.sum(), weights @ values, weights @ scores, weights @ losses, positives]
+    )
+
+
+def _add(histograms: dict[str, Counts], name: str, missing: int, bins: NDArray[Any]) -> None:
+    counts = np.concatenate([[missing], bins]).astype(np.float64)
+    histograms[name] = histograms.get(name, 0.0) + counts
+
+
+def _by_logit(scores: Counts) -> NDArray[np.int64]:
+    """Return the number of probabilities in each bin of their logits, -8 to 8."""
+    clipped = np.clip(scores, 1e-7, 1 - 1e-7)
+    logits = np.log(clipped) - np.log1p(-clipped)
+    places = np.clip(np.floor(logits * _SCORES_PER_BIN) + BINS // 2, 0, BINS - 1)
+    return np.bincount(places.astype(np.int64), minlength=BINS)
+
+
+def _by_size(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Return how many numbers have each sign and power of two; powers beyond 2**15 are one bin."""
+    _, exponents = np.frexp(numbers)
+    places = np.clip(exponents, -15, 15) + 16
+    places = np.where(numbers < 0, places + 31, places)
+    return np.bincount(np.where(numbers == 0, 0, places).astype(np.int64), minlength=BINS)
+
+
+def _mixed(name: str, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a hash of each id and of the column, uint64 [m]."""
+    salt = np.uint64(zlib.crc32(name.encode()) * 0x9E3779B97F4A7C15 % 2**64)
+    return _scattered(ids.astype(np.int64).view(np.uint64) ^ salt)
+
+
+def _joined(prints: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return fingerprints of samples with one more value each."""
+    return _scattered(prints * np.uint64(0x9E3779B97F4A7C15) + values.astype(np.uint64))
+
+
+def _scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> np.uint64(33))
