@@ -26,9 +26,8 @@ _PREFIX = "LEASE-"
 def retain(store: CheckpointStore, keep: int) -> None:
     """Remove all but the newest `keep` fulls, the deltas on them, and what the newest state needs.
 
-    States that are leased stay, and the newest state that no gate held, to go back to it, with those
-    that they rest on. A folder whose manifest cannot be
-    read is removed only if it is older than these.
+    States that are leased stay, and the newest state that no gate held, with those that they rest
+    on. A folder whose manifest cannot be read is removed only if it is older than these.
     """
     newest = store.newest_state()
     if newest is None:
