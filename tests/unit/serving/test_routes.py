@@ -461,12 +461,17 @@ def test_the_logged_scores_of_a_shadow_are_measured(routed: Routed, tmp_path: Pa
     routed.write({"stable": {"pin": second}, "shadow": shadow, "log": {"sample": 1}})
     for user in range(25):
         routed.ask(user)
+    wait_for(lambda: len(routed.logged()) == num_before + 50, "the shadow's rows are logged")
     routed.write({"stable": {"pin": second}, "shadow": shadow})  # the log has none of these
     counts = routed.model.shadow_counts
-    wait_for(lambda: len(routed.logged()) == num_before + 50, "the shadow's rows are logged")
     seen = counts.requests
     routed.ask(26)
     wait_for(lambda: counts.requests > seen, "a shadow that is not logged")
+    seen = counts.requests + counts.dropped
+    for user in range(5):
+        routed.ask(user)
+    routed.write({"stable": {"pin": second}})  # what the shadow has not scored is counted
+    wait_for(lambda: counts.requests + counts.dropped == seen + 5, "all five are counted")
     log = tmp_path / "log"
     log.mkdir()
     for part in set(routed.log.glob("*.parquet")) - before:

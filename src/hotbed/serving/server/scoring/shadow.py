@@ -68,7 +68,7 @@ class ShadowScorer:
             self._allowed = min(rate, self._allowed + rate * (now - self._filled))
             self._filled = now
             is_full = self._num_rows + request.size > _MOST_ROWS
-            if is_full or request.size > self._allowed:
+            if self._closed or is_full or request.size > self._allowed:
                 self._counts.dropped += 1
                 return
             self._allowed -= request.size
@@ -77,7 +77,7 @@ class ShadowScorer:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread; requests that wait are not scored."""
+        """End the thread; requests that wait are dropped, and counted."""
         self._closed = True
         self._wake.set()
 
@@ -94,6 +94,9 @@ class ShadowScorer:
                     self._num_rows -= request.size
                 self._compare(request, answer)
             if self._closed:
+                with self._lock:
+                    self._counts.dropped += len(self._waiting)
+                    self._waiting.clear()
                 return
 
     def _compare(self, request: QueuedRequest, answer: Scores) -> None:
