@@ -23,7 +23,8 @@ from hotbed.connectors.position import MARKS, OPENED, Batches, Position, RowPlac
 from hotbed.connectors.read_plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.source import Source
 from hotbed.connectors.status import SourceReading, ended, status_of
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.connectors.types import is_list
+from hotbed.errors import ConfigError, DataError, SchemaError
 
 OWN_COLUMNS = (
     "request_id",
@@ -231,7 +232,8 @@ def _candidates(requests: pa.RecordBatch, plan: ReadPlan) -> pa.RecordBatch:
         values = requests[name]
         if name in MARKS or (plan.columns is not None and name not in plan.columns):
             continue
-        columns[name] = _of_candidates(values, counts) if _is_list(kind) else values.take(places)
+        of_each = is_list(kind)
+        columns[name] = _of_candidates(values, counts, name) if of_each else values.take(places)
     position = _position_name(schema)
     if plan.columns is None or position in plan.columns:
         starts = np.cumsum(counts) - counts
@@ -241,23 +243,36 @@ def _candidates(requests: pa.RecordBatch, plan: ReadPlan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(whole.values()), names=list(whole))
 
 
-def _of_candidates(values: pa.Array, counts: NDArray[np.int64]) -> pa.Array:
-    """Return the values of candidates, of which a request has one that holds for all, or each."""
-    lengths = values.value_lengths().to_numpy()
+def _of_candidates(values: pa.Array, counts: NDArray[np.int64], column: str) -> pa.Array:
+    """Return the values of candidates, of which a request has one that holds for all, or each.
+
+    The list of a request may be null: so are the values of its candidates.
+    """
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy()
+    is_missing = values.is_null().to_numpy(zero_copy_only=False)
     flat = values.flatten()
     if np.array_equal(lengths, counts):
         return flat
+    is_wrong = (lengths != counts) & (lengths != 1) & ~is_missing
+    if is_wrong.any():
+        first = int(np.argmax(is_wrong))
+        raise DataError(
+            f"request log: the column {column!r} needs one value for each candidate, got "
+            f"{lengths[first]} values for {counts[first]} candidates. Keep the lists of a request "
+            "as the server wrote them."
+        )
     starts = np.cumsum(lengths) - lengths
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     within[np.repeat(lengths == 1, counts)] = 0
-    return flat.take(pa.array(np.repeat(starts, counts) + within))
+    places = np.repeat(starts, counts) + within
+    return flat.take(pa.array(places, mask=np.repeat(is_missing, counts)))
 
 
 def _rows_schema(requests: pa.Schema) -> pa.Schema:
     """Return names and types of the rows of candidates."""
     fields = []
     for column in requests:
-        kind = column.type.value_type if _is_list(column.type) else column.type
+        kind = column.type.value_type if is_list(column.type) else column.type
         fields.append(pa.field(column.name, kind))
     return pa.schema([*fields, pa.field(_position_name(requests), pa.int64())])
 
@@ -265,7 +280,7 @@ def _rows_schema(requests: pa.Schema) -> pa.Schema:
 def _own(requests: pa.Schema, column: str) -> str:
     """Return the name of a column of the server."""
     for name in (own_name(column, (column,)), column):
-        if name in requests.names and not _is_list(requests.field(name).type):
+        if name in requests.names and not is_list(requests.field(name).type):
             return name
     raise SchemaError(
         f"request log: no column {column!r}, got {requests.names}. Give a folder or a topic that a "
@@ -276,14 +291,10 @@ def _own(requests: pa.Schema, column: str) -> str:
 def _route_name(requests: pa.Schema) -> str | None:
     """Return the name of the column of routes; None of a log that has none."""
     for name in (own_name("route", ("route",)), "route"):
-        if name in requests.names and not _is_list(requests.field(name).type):
+        if name in requests.names and not is_list(requests.field(name).type):
             return name
     return None
 
 
 def _position_name(requests: pa.Schema) -> str:
     return own_name(POSITION, requests.names)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind))

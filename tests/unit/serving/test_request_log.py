@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import tritonclient.grpc as grpc_client
@@ -197,6 +198,29 @@ def test_a_column_of_the_log_takes_another_name_than_an_input(tmp_path: Path) ->
     (row,) = read_log(folder.path)
     assert [row[name] for name in columns] == [7, 7, 7]
     assert [row[f"served_{name}"] for name in columns] == [0, 1, 0.0]
+
+
+def test_a_log_that_polars_wrote_again_has_the_same_candidates(tmp_path: Path) -> None:
+    """Polars writes large lists and large texts, and null where a part lacks a column."""
+    folder = LogFolder(tmp_path, "m", LIMITS)
+    columns = {"item": np.arange(3), "tag": np.array(["a", "", "å"])}
+    folder.append(records_of("m", [request("whole", columns, 3, context={"user": pa.array([7])})]))
+    folder.rotate()
+    folder.append(records_of("m", [request("part", {"item": np.arange(2)}, 2)]))
+    folder.close()
+    before = read_log(folder.path)
+    parts_read = [pl.read_parquet(part) for part in sorted(folder.path.glob("*.parquet"))]
+    pl.concat(parts_read, how="diagonal").write_parquet(tmp_path / "again.parquet")
+    again = read_log(tmp_path)
+    assert again == [{"user": None, "tag": None, **row} for row in before]
+    assert [row["item"] for row in again] == [0, 1, 2, 0, 1]
+
+
+def test_a_column_with_too_few_values_is_named(tmp_path: Path) -> None:
+    requests = {"request_id": ["r"], "candidates": [3], "item": [[1, 2]]}
+    log = candidates_of(hb.sources.Memory(pa.table(requests)))
+    with pytest.raises(DataError, match=r"'item' needs one .* got 2 values for 3 candidates"):
+        list(log)
 
 
 def test_columns_are_omitted_or_hashed_by_a_key() -> None:
