@@ -27,7 +27,7 @@ import numpy as np
 
 from hotbed.metrics.classification import AUC, Calibration, LogLoss, NormalizedEntropy
 from hotbed.metrics.metric import Array, Metric, Samples
-from hotbed.metrics.ranking import NDCG, GroupMetric, HitRate
+from hotbed.metrics.ranking import NDCG, GroupMean, HitRate
 
 LEAST_CLUSTERS = 20
 """Fewer clusters have no interval: their sums are not normal, and it would be too narrow."""
@@ -184,10 +184,9 @@ def _probabilities(samples: Samples) -> dict[str, tuple[float, Array]]:
 
 
 def _of_lists(
-    metric: HitRate | NDCG, samples: Samples, codes: Array, first: Array
+    metric: GroupMean, samples: Samples, codes: Array, first: Array
 ) -> tuple[float, Array]:
     """Return a metric within lists, with the influence of each list on the first of its samples."""
-    assert isinstance(metric, GroupMetric)
     values = metric.of_groups(samples, codes, len(first))
     counts = ~np.isnan(values)
     influence = np.zeros(len(samples.label))

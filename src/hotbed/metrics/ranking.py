@@ -7,8 +7,8 @@ samples, in `GAUC` with their sum.
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Literal
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +22,29 @@ class GroupMetric(StoredMetric, ABC):
 
     needs_group = True
     group: str | None
+
+
+class GroupMean(GroupMetric, ABC):
+    """The mean over groups of what each of them has alone."""
+
+    counting: ClassVar[str]
+    """What a group must have to count, for messages."""
+
+    def eval(self) -> float:
+        """Return a number in [0, 1]; nan if no group counts."""
+        samples = _weighted(self._all())
+        codes, num_groups = _groups(samples)
+        values = self.of_groups(samples, codes, num_groups)
+        if np.isnan(values).all():
+            return self._undefined(f"none of {num_groups} groups has {self.counting}")
+        return _mean_of_groups(samples, codes, values)
+
+    @abstractmethod
+    def of_groups(self, samples: Samples, codes: Array, num_groups: int) -> Array:
+        """Return the value of each group, [num_groups]; nan for a group that does not count.
+
+        `codes`: the number of each sample's group.
+        """
 
 
 @config.described
@@ -53,7 +76,7 @@ class GAUC(GroupMetric):
 
 
 @config.described
-class HitRate(GroupMetric):
+class HitRate(GroupMean):
     """Share of groups with a positive label among their k highest predictions.
 
     Only groups that have a positive label count.
@@ -61,20 +84,13 @@ class HitRate(GroupMetric):
     equal predictions, negatives come first, so that a constant prediction does not hit by chance.
     """
 
+    counting = "a positive label"
+
     def __init__(self, k: int = 10, group: str | None = None) -> None:
         checks.at_least("HitRate.k", k, 1)
         self.k = k
         self.group = group
         super().__init__()
-
-    def eval(self) -> float:
-        """Return a number in [0, 1]; nan if no group has a positive label."""
-        samples = _weighted(self._all())
-        codes, num_groups = _groups(samples)
-        values = self.of_groups(samples, codes, num_groups)
-        if np.isnan(values).all():
-            return self._undefined(f"none of {num_groups} groups has a positive label")
-        return _mean_of_groups(samples, codes, values)
 
     def of_groups(self, samples: Samples, codes: Array, num_groups: int) -> Array:
         """Return 1 or 0 for each group, [num_groups]; nan without a positive label.
@@ -91,7 +107,7 @@ class HitRate(GroupMetric):
 
 
 @config.described
-class NDCG(GroupMetric):
+class NDCG(GroupMean):
     """Normalized discounted cumulative gain at k, mean over the groups that have a positive gain.
 
     A group counts with the mean weight of its samples; samples of weight 0 are left out.
@@ -104,6 +120,8 @@ class NDCG(GroupMetric):
     Equal predictions share the mean of their discounts. Source: Järvelin and Kekäläinen, "Cumulated
     Gain-Based Evaluation of IR Techniques", TOIS 2002.
     """
+
+    counting = "a positive gain"
 
     def __init__(
         self,
@@ -125,15 +143,6 @@ class NDCG(GroupMetric):
         self.k = k
         self.gain = gain
         super().__init__()
-
-    def eval(self) -> float:
-        """Return a number in [0, 1]; nan if no group has a positive gain."""
-        samples = _weighted(self._all())
-        codes, num_groups = _groups(samples)
-        values = self.of_groups(samples, codes, num_groups)
-        if np.isnan(values).all():
-            return self._undefined(f"none of {num_groups} groups has a positive gain")
-        return _mean_of_groups(samples, codes, values)
 
     def of_groups(self, samples: Samples, codes: Array, num_groups: int) -> Array:
         """Return the gain of each group as a share of the best, nan without one, [num_groups].
