@@ -466,6 +466,23 @@ def scorer_of(observer: Any) -> Scorer | None:
     return None
 
 
+def watch_scores(
+    observer: Any, watcher: Watcher, wanted: Callable[[Scorer], bool] | None = None
+) -> Scorer | None:
+    """Let a watcher receive what an observer scores, and return the scorer.
+
+    None if the observer has no scorer, if the watcher receives its scores already, or if `wanted`
+    returns False for it.
+    """
+    scorer = scorer_of(observer)
+    if scorer is None or watcher in observer.watchers:
+        return None
+    if wanted is not None and not wanted(scorer):
+        return None
+    observer.watchers.append(watcher)
+    return scorer
+
+
 def to_predict(data: Any) -> Any:
     """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
     if isinstance(data, Dataset):

@@ -18,7 +18,7 @@ from hotbed.metrics.baselines import SampleFeatures, SimpleModels, names_an_item
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Progressive, Scorer, host, scorer_of
+from hotbed.training.step.scorer import Progressive, Scorer, host, watch_scores
 from hotbed.training.watching.new_ids import NewIds
 
 log = logging.getLogger("hotbed")
@@ -267,15 +267,11 @@ class Comparison:
         return False
 
     def on_predicted(self, run: Run) -> None:
-        observer = run.observer
-        scorer = scorer_of(observer)
-        if observer is None or scorer is None or self in observer.watchers:
-            return
-        if scorer.criterion is not None and not scorer.has_own_outputs:
-            observer.watchers.append(self)
+        scorer = watch_scores(run.observer, self, _is_compared)
+        if scorer is not None:
             self._scorer = scorer
             self._scorers = {}
-            self._learns = isinstance(observer, Progressive)
+            self._learns = isinstance(run.observer, Progressive)
             self._new_ids = NewIds()
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
@@ -309,6 +305,10 @@ class Comparison:
         """Restore what `state` returned."""
         self._scorers = {}
         self._saved = state
+
+
+def _is_compared(scorer: Scorer) -> bool:
+    return scorer.criterion is not None and not scorer.has_own_outputs
 
 
 def scorer_beside(scorer: Scorer, name: str, *, learns: bool) -> Scorer:

@@ -16,7 +16,7 @@ from hotbed.parallel import RankWork
 from hotbed.training.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.learner import SelfUpdating, StepLearner
-from hotbed.training.step.scorer import Progressive, scorer_of
+from hotbed.training.step.scorer import Progressive, watch_scores
 from hotbed.training.watching.baselines import Baselines, Figures, findings
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.segments import BySegment, SegmentTables, segment_findings
@@ -65,12 +65,7 @@ class ReliabilityWatch:
         self.curves: dict[str, Reliability] = {}
 
     def on_predicted(self, run: Run) -> None:
-        observer = run.observer
-        scorer = scorer_of(observer)
-        if observer is None or scorer is None or self in observer.watchers:
-            return
-        if scorer.gives_probabilities:
-            observer.watchers.append(self)
+        watch_scores(run.observer, self, lambda scorer: scorer.gives_probabilities)
 
     def watch(self, outputs: tuple[Any, ...], example: Any) -> None:
         """Take the scores of a batch: (loss, prediction, label) as NumPy arrays."""

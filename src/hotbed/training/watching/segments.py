@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics.segments import SegmentFigures, ValueFigures
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Progressive, Scorer, scorer_of
+from hotbed.training.step.scorer import Progressive, Scorer, watch_scores
 from hotbed.training.watching.baselines import CONSTANT, Baselines, Comparison, findings, scores_of
 
 MODEL = "model"
@@ -175,21 +175,19 @@ class SegmentPass:
         return False
 
     def on_predicted(self, run: Run) -> None:
-        observer = run.observer
-        scorer = scorer_of(observer)
-        if observer is None or scorer is None or self in observer.watchers:
+        scorer = watch_scores(run.observer, self)
+        if scorer is None:
             return
         if not scorer.gives_probabilities:
             raise ConfigError(
                 "BySegment: predicted probabilities are needed, got a model without them. Give "
                 "RecModel a cross-entropy such as loss_fn='bce', or leave BySegment out."
             )
-        observer.watchers.append(self)
         self._scorer = scorer
         self._scorers = {}
         comparisons = run.callbacks.of(Comparison)
         self._baselines = [*run.callbacks.of(Baselines), *(each.baselines for each in comparisons)]
-        self._learns = isinstance(observer, Progressive)
+        self._learns = isinstance(run.observer, Progressive)
         self._endless = run.online
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
