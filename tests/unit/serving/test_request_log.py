@@ -127,6 +127,29 @@ def test_a_logged_row_scores_again_to_the_same_bits(
     assert {row["route"] for row in rows} == {"stable"}
 
 
+def test_a_request_id_that_no_header_can_hold_is_encoded_or_left_out(
+    logging: Running, tmp_path: Path
+) -> None:
+    headers = {
+        "plain %C3 id": "plain %C3 id",
+        "a\r\nset-cookie: b=1\r\n\r\nc": "a%0D%0Aset-cookie: b=1%0D%0A%0D%0Ac",
+        "Größe": "Gr%C3%B6%C3%9Fe",
+        "9" * 10_000: None,
+    }
+    columns = draw(3, 1)
+    with grpc_client.InferenceServerClient(logging.grpc) as client:
+        for request_id, header in headers.items():
+            status, answered, _ = ask(
+                logging.http, "POST", "/v2/models/m/infer", body(id=request_id)
+            )
+            assert (status, answered.get("x-request-id")) == (200, header)
+            assert "set-cookie" not in answered
+            answer = client.infer("m", stock_tensors(grpc_client, columns), request_id=request_id)
+            assert answer.get_response().id == request_id
+    folder = tmp_path / "log" / "m"
+    wait_for(lambda: {row["request_id"] for row in read_log(folder)} == headers.keys(), "all")
+
+
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int64(): st.integers(-(2**63), 2**63 - 1),
     pa.uint64(): st.integers(0, 2**64 - 1),

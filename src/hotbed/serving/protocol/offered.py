@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
 REQUEST_ID = "x-request-id"
 """The header, or the metadata of a call, with the client's name of a request."""
+_IN_HEADERS = "".join(map(chr, range(0x20, 0x7F)))  # characters that any header can hold
+_ID_LENGTH = 1024  # of the name of a request in a header
 # parameters of tensors that would change an answer
 _NOT_OFFERED = ("shared_memory_region", "classification")
 
@@ -29,6 +32,16 @@ def server_metadata() -> dict[str, Any]:
     from hotbed import __version__
 
     return {"name": "hotbed", "version": __version__, "extensions": EXTENSIONS}
+
+
+def request_id_header(request_id: str) -> dict[str, str]:
+    """Return the header, or the metadata, of an answer that names its request.
+
+    Characters that a header cannot hold are percent-encoded. A name is left out if it is empty, or
+    has more than 1,024 characters then.
+    """
+    value = quote(request_id, safe=_IN_HEADERS)
+    return {REQUEST_ID: value} if 0 < len(value) <= _ID_LENGTH else {}
 
 
 def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:

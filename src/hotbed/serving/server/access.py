@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hotbed.logs import FIELDS
-from hotbed.serving.protocol.offered import REQUEST_ID
+from hotbed.serving.protocol.offered import request_id_header
 from hotbed.serving.request_log.writer import RequestIds, in_sample
 from hotbed.serving.server.spans import Spans
 from hotbed.serving.trace_context import (
@@ -152,9 +152,7 @@ class Trail:
 
     def answer_headers(self) -> dict[str, str]:
         """Return the headers of the answer: the name of the request, and the place of its span."""
-        headers = {}
-        if self.request_id:
-            headers[REQUEST_ID] = self.request_id
+        headers = request_id_header(self.request_id)
         if self.span is not None and self.trace is not None:
             headers[TRACERESPONSE] = self.trace.header
         return headers

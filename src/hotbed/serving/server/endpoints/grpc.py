@@ -35,6 +35,7 @@ from hotbed.serving.protocol.offered import (
     check_load,
     check_tensor_parameters,
     choose_outputs,
+    request_id_header,
     server_metadata,
     times_parameter,
 )
@@ -249,11 +250,11 @@ class InferenceService:
         if request_ids.is_logging:
             metadata = dict(context.invocation_metadata() or ())
             request_id = request_ids.name(metadata.get(REQUEST_ID, ""), named)
+        headers = request_id_header(request_id)
         if trail is not None:
             trail.request_id = request_id or trail.request_id
-            context.set_trailing_metadata(tuple(trail.answer_headers().items()))
-        elif request_id:
-            context.set_trailing_metadata(((REQUEST_ID, request_id),))
+            headers = trail.answer_headers()
+        context.set_trailing_metadata(tuple(headers.items()))
         return request_id
 
     def _read(self, data: bytes) -> InferCall:

@@ -25,7 +25,12 @@ from hotbed.errors import (
     ServingError,
     Unauthorized,
 )
-from hotbed.serving.protocol.offered import REQUEST_ID, check_load, server_metadata
+from hotbed.serving.protocol.offered import (
+    REQUEST_ID,
+    check_load,
+    request_id_header,
+    server_metadata,
+)
 from hotbed.serving.protocol.rest import (
     HEADER_LENGTH,
     InferRequest,
@@ -354,7 +359,7 @@ def _write_scores(
     request: InferRequest, name: str, request_id: str, scores: Scores
 ) -> HttpResponse:
     body, head_bytes = write_answer(request, name, scores)
-    headers = {REQUEST_ID: request_id} if request_id else {}
+    headers = request_id_header(request_id)
     if head_bytes is None:
         return HttpResponse(200, body, headers=headers)
     headers[HEADER_LENGTH] = str(head_bytes)
