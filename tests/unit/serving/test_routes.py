@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,13 @@ from hotbed.serving.protocol.inputs import Candidates
 from hotbed.serving.routes.changing import RouteWatcher
 from hotbed.serving.routes.editing import change_routes, differ, replica_routes
 from hotbed.serving.routes.leases import Leases
-from hotbed.serving.routes.rule import Canary, LogRule
+from hotbed.serving.routes.rule import Canary, LogRule, Shadow
 from hotbed.serving.routes.split import UserSplit
 from hotbed.serving.server.options import NO_LOGS, LogOptions
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.server.scoring.shadow import ShadowScorer
+from hotbed.serving.server.traffic import ShadowCounts
+from hotbed.serving.session import Scores
 from hotbed.serving.stores.mapped import MappedVersion
 from hotbed.serving.stores.verifying import verify_served
 
@@ -426,6 +430,26 @@ def test_a_shadow_scores_answered_requests_and_counts_their_differences(routed: 
     dropped = counts.dropped
     routed.ask(1)
     assert counts.dropped == dropped + 1
+
+
+def test_a_shadow_outlives_scores_that_cannot_be_compared() -> None:
+    """Scores that are infinite or NaN, and an output of another width; none is in the sums."""
+    answered = np.zeros(3, np.float32)
+    outputs = [
+        np.array([np.inf, np.nan, 0.5], np.float32),
+        np.zeros((3, 2), np.float32),
+        np.array([0, 0, 0.25], np.float32),
+    ]
+    scored = iter([Scores(2, {"y": values}) for values in outputs])
+    served: Any = SimpleNamespace(session=SimpleNamespace(ask=lambda *asked: next(scored)))
+    request: Any = SimpleNamespace(size=3, num_rows=3, columns={}, context={})
+    counts = ShadowCounts()
+    shadow = ShadowScorer(Shadow(1), lambda: served, counts, lambda *compared: None)
+    for _ in outputs:
+        shadow.offer(request, Scores(1, {"y": answered}))
+    expected = ShadowCounts(3, 9, different=7, difference_sum=0.75, difference_most=0.5)
+    wait_for(lambda: counts == expected, "all are compared")
+    shadow.close()
 
 
 def test_the_request_log_goes_by_the_rule(routed: Routed) -> None:

@@ -86,7 +86,7 @@ class ShadowCounts:
         dropped: requests of the sample that it did not score, since there were too many.
         errors: requests that it could not score.
         different: candidates whose scores differ by more than 1e-6.
-        difference_sum, difference_most: of the absolute differences of the scores.
+        difference_sum, difference_most: of the absolute differences of the scores that are finite.
     """
 
     requests: int = 0

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hotbed.errors import HotbedError
+from hotbed.frozen import RowArray
 from hotbed.serving.routes.rule import Shadow
 from hotbed.serving.server.scoring.batching import QueuedRequest, ServedVersion
 from hotbed.serving.server.traffic import ShadowCounts
@@ -115,12 +116,19 @@ class ShadowScorer:
         counts.requests += 1
         counts.rows += request.num_rows
         for name, values in scores.outputs.items():
-            if name in answer.outputs and request.num_rows:
-                differences = np.abs(values - answer.outputs[name])
-                counts.different += int(
-                    (~(differences <= _EQUAL)).reshape(len(values), -1).any(1).sum()
-                )
-                counts.difference_sum += float(np.nansum(differences))
-                counts.difference_most = max(
-                    counts.difference_most, float(np.nan_to_num(differences).max())
-                )
+            if name in answer.outputs:
+                self._count(values, answer.outputs[name])
+
+    def _count(self, values: RowArray, answered: RowArray) -> None:
+        """Count the differences of an output; those that are NaN or infinite are not summed."""
+        counts = self._counts
+        if values.shape != answered.shape:  # an output of another width
+            counts.different += len(values)
+            return
+        with np.errstate(invalid="ignore"):  # of infinite scores
+            differences = np.abs(values - answered)
+        is_equal = (differences <= _EQUAL).all(axis=tuple(range(1, differences.ndim)))
+        counts.different += len(is_equal) - int(is_equal.sum())
+        finite = differences[np.isfinite(differences)]
+        counts.difference_sum += float(finite.sum())
+        counts.difference_most = max(counts.difference_most, float(finite.max(initial=0.0)))
