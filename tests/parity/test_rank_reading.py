@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -347,6 +348,34 @@ def test_an_error_of_reading_is_raised_on_each_rank_as_by_one_process() -> None:
     (expected,) = ranks_of(errors, 1)
     assert "no error" not in expected.values()
     assert ranks_of(errors, 2) == [expected] * 2
+
+
+def damaged(folder: str) -> dict[str, str]:
+    """Return the errors of each call, where the last rank alone has a file without its end."""
+    rank = os.environ["RANK"]
+    place = Path(folder, rank)
+    place.mkdir()
+    data = hb.Dataset(files(place), SCHEMA, batch_size=100)
+    whole = hb.Dataset(memory(Path()), SCHEMA, batch_size=100)
+    if rank != "0":
+        file = place / "1.parquet"
+        file.write_bytes(file.read_bytes()[:-100])
+    model = model_of()
+    calls: dict[str, Callable[[], Any]] = {
+        "train": lambda: model.fit(data, progress=False),
+        "valid": lambda: model.fit(whole, valid=data, progress=False),
+        "online_train": lambda: model.online_train(data, progress=False),
+        "evaluate": lambda: model.evaluate(data),
+        "predict": lambda: model.predict(data),
+    }
+    return {name: error_of(call) for name, call in calls.items()}
+
+
+def test_a_damaged_file_of_one_rank_is_named_on_each(tmp_path: Path) -> None:
+    first, last = ranks_of(damaged, 2, str(tmp_path))
+    assert first == last
+    for text in first.values():
+        assert re.match(r"DecodeError: rank 1: .*/1/1\.parquet: not a whole parquet file", text)
 
 
 def differing() -> dict[str, str]:

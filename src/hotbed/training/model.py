@@ -204,22 +204,23 @@ class RecModel:
         check_ends(train)
         self._divide(train)
         first = first_epoch(train, epochs, self.counters["epochs"])
-        goal = Goal(
-            train,
-            valid,
-            depth_for(self.learner.planner, depth),
-            first_epoch=first,
-            end_epoch=first + num_epochs,
-            epoch_steps=_num_batches(train),
-        )
+        limits = StreamLimits(max_steps, None)
+        history = History()
+        every_callback = [*listed(callbacks), limits, history, *cores]
+        with self.learner.shard.together():  # sources count their rows, and name their columns
+            goal = Goal(
+                train,
+                valid,
+                depth_for(self.learner.planner, depth),
+                first_epoch=first,
+                end_epoch=first + num_epochs,
+                epoch_steps=_num_batches(train),
+            )
+            called = self._callbacks(goal, every_callback, progress=progress)
         observer = None
         if progressive:
             self._check_measurable("progressive")
             observer = self._progressive(goal)
-        limits = StreamLimits(max_steps, None)
-        history = History()
-        every_callback = [*listed(callbacks), limits, history, *cores]
-        called = self._callbacks(goal, every_callback, progress=progress)
         fit_epochs(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
         return history
@@ -255,20 +256,21 @@ class RecModel:
         train_dataset, depth, cores = unwrap(train_dataset, self.network, self.grains)
         check_batches("train_dataset", train_dataset)
         self._divide(train_dataset)
-        goal = Goal(
-            train_dataset,
-            valid,
-            depth_for(self.learner.planner, depth),
-            online=True,
-            epoch_steps=_num_batches(train_dataset, of_stream=True),
-        )
-        observer = None
-        if progressive == "training" or (progressive and self._is_measurable):
-            observer = self._progressive(goal, by_training=progressive == "training")
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
         every_callback = [*listed(callbacks), limits, history, *cores]
-        called = self._callbacks(goal, every_callback, progress=progress)
+        with self.learner.shard.together():  # sources count their rows, and name their columns
+            goal = Goal(
+                train_dataset,
+                valid,
+                depth_for(self.learner.planner, depth),
+                online=True,
+                epoch_steps=_num_batches(train_dataset, of_stream=True),
+            )
+            called = self._callbacks(goal, every_callback, progress=progress)
+        observer = None
+        if progressive == "training" or (progressive and self._is_measurable):
+            observer = self._progressive(goal, by_training=progressive == "training")
         follow(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
         return history

@@ -59,14 +59,16 @@ def own_grains(
 
     Raises:
         ConfigError: on every rank: they would read parts of different data.
+        HotbedError: on every rank: one of them could not count or compare its rows.
     """
     shard = learner.shard
     if shard.size == 1 or goal.online:
         return None
     data = goal.dataset
     rows = None
-    if isinstance(data, Dataset) and data.can_share_out and learner.own_grains is not None:
-        rows = identity_of(data.source)
+    with shard.together():  # a file may be damaged here alone
+        if isinstance(data, Dataset) and data.can_share_out and learner.own_grains is not None:
+            rows = identity_of(data.source)
     # tables on a disk fetch rows of coming batches by the ids of all grains
     fetches = Fetcher.of(learner.network) is not None
     reads_all = rows is None or fetches or observer is not None or callbacks.reads_features
@@ -278,12 +280,14 @@ def part_scores(run: Run) -> PartScores | None:
 
     Raises:
         ConfigError: on every rank: they would read parts of different data.
+        HotbedError: on every rank: one of them could not count or compare its rows.
     """
     shard = run.learner.shard
     data = run.dataset
     if shard.size == 1 or not isinstance(data, Dataset):
         return None
-    rows = identity_of(data.source) if _can_be_shared(run, data) else None
+    with shard.together():  # a file may be damaged here alone
+        rows = identity_of(data.source) if _can_be_shared(run, data) else None
     if shard.any(rows is None):
         return None
     settings = {
