@@ -39,6 +39,7 @@ from hotbed.data.grains import (
 from hotbed.data.numbers import check_matched, warn_constant, with_unit_labels
 from hotbed.data.order import (
     Buffer,
+    CachedRows,
     Encoded,
     ShuffledBuffers,
     cached,
@@ -140,8 +141,7 @@ class Dataset:
         self._limit = TimeLimit(max_ahead_seconds, endless=source.endless, timed=bool(schema.time))
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
-        self._cached: list[Buffer] = []  # of each lane; none before the first epoch
-        self._cached_segments = self.encoder.segments
+        self._cached = CachedRows()
         self._num_rows: int | None = None
 
     def __repr__(self) -> str:
@@ -282,7 +282,7 @@ class Dataset:
             rules: as `Schema.rules`. A state that was saved with earlier rules keeps them.
         """
         if rules != self.encoder.rules:
-            self._cached = []
+            self._cached = CachedRows()
         self.encoder.rules = rules
 
     def divide(self, grains: int) -> None:
@@ -326,7 +326,7 @@ class Dataset:
         """
         names = frozenset(in_unit)
         if not names <= self._in_unit:
-            self._cached = []  # its rows were not checked
+            self._cached = CachedRows()  # the rows before were not checked
         self._in_unit = names
         self._must_match = must_match
         self.encoder.unit_labels = names
@@ -340,7 +340,7 @@ class Dataset:
         own: range | None = None,
         runs: RowRuns | None = None,
     ) -> Generator[Batch | None, None, None]:
-        if not self.endless and not self._cached:  # before another thread begins to read
+        if not self.endless and not self._cached.lanes:  # before another thread begins to read
             self._require_columns([])
         self._limit.begin(self.live, learns=self._must_match)
         start = self._resume
@@ -422,12 +422,9 @@ class Dataset:
         other._labels = False
         other._num_rows = None
         if self.on_error == "skip":  # rows that were skipped for their labels are not in the cache
-            other._cached = []
+            other._cached = CachedRows()
         else:
-            other._cached = [
-                replace(lane, rows=replace(lane.rows, labels={}, weight=None))
-                for lane in self._cached
-            ]
+            other._cached = self._cached.without_labels()
         return other
 
     @property
@@ -570,10 +567,10 @@ class Dataset:
         skip = int(place["skip"])
         if self.cache:
             segments = self.encoder.segments
-            if len(self._cached) != len(sources) or segments != self._cached_segments:
-                self._cached = [self._all_rows(source, tally) for source in sources]
-                self._cached_segments = segments
-            lane = self._cached[number]
+            if not self._cached.has(len(sources), segments):
+                lanes = [(source, self._encoded(source, None, tally)) for source in sources]
+                self._cached = CachedRows.read(lanes, segments)
+            lane = self._cached.lanes[number]
             order = None
             if self.shuffle:
                 check_begin(place, lane.before)
@@ -587,17 +584,6 @@ class Dataset:
             shuffle = ShuffledBuffers(size, self.seed, epoch, grain)
             return shuffle.buffers(chunks, int(place["buffer"]), skip)
         return unshuffled(chunks, skip)
-
-    def _all_rows(self, source: Source, tally: Tally) -> Buffer:
-        chunks = list(self._encoded(source, None, tally))
-        begin = None
-        rows = Batch(num_samples=0)
-        if chunks:
-            _, begin, _ = chunks[0]
-            if begin is not None:  # they are counted through the whole source
-                begin = Position.of(source, begin.state)
-            rows = Batch.concat([chunk for chunk, _, _ in chunks])
-        return Buffer(rows, place_at(begin, 0), place_at(begin, rows.num_samples))
 
     def _encoded(
         self,

@@ -6,15 +6,17 @@ Each buffer has places from which reading resumes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hotbed.connectors.position import Position
 from hotbed.connectors.read_plan import READ_ROWS
+from hotbed.connectors.source import Source
 from hotbed.data.batch import Batch
+from hotbed.data.columns import SegmentColumn
 from hotbed.errors import DataError
 
 Encoded = tuple[Batch, Position | None, Position]
@@ -79,6 +81,50 @@ def _require_rows(missing: int) -> None:
             f"position: the source has {missing:,} rows fewer than were read before it. Give the "
             "source that the position was written for, or begin without it."
         )
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """All rows of an epoch, encoded, which later epochs take from memory.
+
+    Attributes:
+        lanes: the rows of each grain, or of the whole source; none before the first reading.
+        segments: the columns whose segments the rows have.
+    """
+
+    lanes: Sequence[Buffer] = ()
+    segments: Sequence[SegmentColumn] = ()
+
+    @classmethod
+    def read(
+        cls, lanes: Iterable[tuple[Source, Iterator[Encoded]]], segments: Sequence[SegmentColumn]
+    ) -> CachedRows:
+        """Read all rows of each lane; `lanes`: the source of each, and its encoded chunks."""
+        return cls([_all_rows(source, chunks) for source, chunks in lanes], segments)
+
+    def has(self, num_lanes: int, segments: Sequence[SegmentColumn]) -> bool:
+        """Return whether the rows of these lanes were read, with these segments."""
+        return len(self.lanes) == num_lanes and self.segments == segments
+
+    def without_labels(self) -> CachedRows:
+        """Return the same rows without labels and weights."""
+        lanes = [
+            replace(lane, rows=replace(lane.rows, labels={}, weight=None)) for lane in self.lanes
+        ]
+        return replace(self, lanes=lanes)
+
+
+def _all_rows(source: Source, chunks: Iterator[Encoded]) -> Buffer:
+    """Return the rows of a source as one buffer."""
+    every = list(chunks)
+    begin = None
+    rows = Batch(num_samples=0)
+    if every:
+        _, begin, _ = every[0]
+        if begin is not None:  # they are counted through the whole source
+            begin = Position.of(source, begin.state)
+        rows = Batch.concat([chunk for chunk, _, _ in every])
+    return Buffer(rows, place_at(begin, 0), place_at(begin, rows.num_samples))
 
 
 def cached(lane: Buffer, order: np.ndarray | None, skip: int) -> Iterator[Buffer]:
