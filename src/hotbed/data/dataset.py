@@ -429,10 +429,19 @@ class Dataset:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch, from the source or after a whole epoch; None while unknown."""
+        """Rows of an epoch, from the source or after a whole epoch; None while unknown.
+
+        Raises:
+            DecodeError: a file is damaged, and `on_error` is "raise".
+        """
         if self._num_rows is not None:
             return self._num_rows
-        return self.source.num_rows()
+        try:
+            return self.source.num_rows()
+        except DecodeError:
+            if self.on_error == "raise":
+                raise
+            return None  # reading leaves out the file
 
     @property
     def num_batches(self) -> int | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -223,3 +225,19 @@ def test_empty_training_data_are_an_error(model: Any, world: Any) -> None:
     empty = hb.Dataset(hb.sources.Memory(world.columns(0)), world.schema, 64)
     with pytest.raises(DataError, match=re.escape("train: an epoch needs a batch, got empty data")):
         fit(model(), empty)
+
+
+def test_fit_leaves_out_a_damaged_file_whose_rows_it_cannot_count(tmp_path: Path) -> None:
+    rows = pa.table({"y": [0, 1] * 50, "user": range(100)})
+    for name in ("0", "1"):
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    file = tmp_path / "1.parquet"
+    file.write_bytes(file.read_bytes()[:-10])
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    source = hb.sources.Parquet(str(tmp_path / "*.parquet"))
+    data = hb.Dataset(source, schema, batch_size=10, on_error="skip")
+    assert data.num_batches is None
+    network = hb.models.DCNv2(schema, hb.make_tables(schema, 2), hidden=(4,))
+    model = hb.RecModel(network, "bce", "adam", grains=2)
+    model.fit(data, valid=data, epochs=2, progress=False)
+    assert (model.counters["steps"], data.num_batches) == (20, 10)
