@@ -29,6 +29,14 @@ class Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            problem = f"not a value of the type {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
 
 # Name of a tag, the texts that have it, and the characters that these texts begin with.
 _PLAIN_VALUES = (
@@ -69,7 +77,7 @@ def parse_value(text: str) -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
-            f"--set: not a value ({problem_of(error)}), got {text!r:.80}. Quote it if it is text."
+            f"--set: not a value ({_problem_of(error)}), got {text!r:.80}. Quote it if it is text."
         ) from error
 
 
@@ -92,9 +100,9 @@ def read_mapping(path: str | Path, what: str = "job") -> dict[str, Any]:
         ) from error
     try:
         mapping = _parsed(text, is_json=path.suffix == ".json")
-    except (yaml.YAMLError, json.JSONDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: cannot be parsed ({problem_of(error)}). Correct the file."
+            f"{path}: cannot be parsed ({_problem_of(error)}). Correct the file."
         ) from error
     if not isinstance(mapping, dict):
         raise ConfigError(
@@ -111,7 +119,7 @@ def _parsed(text: str, *, is_json: bool) -> Any:
     return yaml.load(text, Loader)
 
 
-def problem_of(error: Exception) -> str:
+def _problem_of(error: Exception) -> str:
     """Return what a parser complains about, with the line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"

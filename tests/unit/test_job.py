@@ -269,6 +269,9 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("a.yaml", "- 1", r"a\.yaml: not a job, got list"),
         ("a.json", "{'a': 1}", r"a\.json: cannot be parsed \(.*line 1 column 2"),
         ("a.yaml", "!!python/object:os.system {}", r"a\.yaml: cannot be parsed"),
+        ("a.yaml", "a: 1\nb: !!bool abc", r"line 2: not a value of the type bool\). Correct"),
+        ("a.yaml", f"a: 1\nb: {'1' * 5000}", r"line 2: not a value of the type int\). Correct"),
+        ("a.json", f"[{'1' * 5000}]", r"a\.json: cannot be parsed \(Exceeds the limit"),
     ],
 )
 def test_file_that_is_not_a_job_is_an_error_with_its_name(
