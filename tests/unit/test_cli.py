@@ -363,6 +363,13 @@ def test_exported_model_scores_files_as_the_job_does(
     assert kept.column_names == ["user", "clicked", "predicted_clicked"]
     assert kept.select(["user", "clicked"]).equals(whole.select(["user", "clicked"]))
     assert kept["predicted_clicked"].equals(ours["clicked"])
+    pq.write_table(whole.slice(0, 0), "none.parquet")
+    source = "predict={kind: parquet, path: none.parquet}"
+    code, _, error = call(
+        capsys, monkeypatch, "predict", "job.yaml", "--set", source, "--keep", "user"
+    )
+    assert code == 0, error
+    assert pq.read_table("out/predictions.parquet").column_names == ["user", "clicked"]
     code, _, error = call(
         capsys, monkeypatch, "predict", "out/export", "rows.csv", "--keep", "colour"
     )

@@ -507,7 +507,7 @@ def _kept_rows(source: Source, keep: Sequence[str], num_rows: int) -> pa.Table:
     from hotbed.connectors.read_plan import ReadPlan
 
     batches = [rows for rows, _ in source.read(None, _KEEP_ROWS, ReadPlan(tuple(keep)))]
-    table = pa.Table.from_batches(batches)
+    table = pa.Table.from_batches(batches, None if batches else source.schema())
     if table.num_rows != num_rows:
         raise DataError(
             f"--keep: expected {num_rows} rows, as were scored, got {table.num_rows}. Rows that "
