@@ -18,7 +18,7 @@ _WATCH_SECONDS = 600.0  # after which a watch ends; its client asks again
 _STATUS = health_pb2.HealthCheckResponse
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
+class Health(health_pb2_grpc.HealthServicer):
     """Report whether the server is ready: the overall health, and that of each of `services`.
 
     The library's own servicer has to be notified of each change; this one calls `ready`. Watches

@@ -105,7 +105,7 @@ def _refusing(code: grpc.StatusCode, reason: str) -> Any:
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+class Gate(grpc.aio.ServerInterceptor):
     """Rejects calls that their caller may not make, before their message is received.
 
     Args:
@@ -163,7 +163,7 @@ def _status_of(reason: Denied) -> tuple[grpc.StatusCode, str]:
     return codes.PERMISSION_DENIED if reason.is_known else codes.UNAUTHENTICATED, reason.reason
 
 
-class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+class ArrivalLimit(grpc.aio.ServerInterceptor):
     """Ends calls whose messages do not arrive in time.
 
     gRPC calls a handler of one message when that has arrived, and waits for it without a limit.
@@ -283,7 +283,7 @@ def current_trail() -> Trail | None:
     return _trail.get()
 
 
-class CallTrails(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+class CallTrails(grpc.aio.ServerInterceptor):
     """Follows calls from their begin to their end, also those that the other interceptors reject.
 
     Args:
@@ -345,7 +345,7 @@ class CallTrails(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
             trail.ended(status, context.details() or "")
 
 
-class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class UnknownMethods(grpc.GenericRpcHandler):
     """Rejects calls of methods that no other handler has, and names them."""
 
     def service(self, details: Any) -> Any:
