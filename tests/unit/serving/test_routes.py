@@ -390,6 +390,19 @@ def test_a_bad_file_of_rules_is_refused_by_name_and_the_rule_stays(routed: Route
     assert routed.model.reason == ""
 
 
+def test_an_unloaded_model_holds_up_no_rule(routed: Routed) -> None:
+    first, second, _ = routed.versions
+    canary = {"version": second, "share": 1, "by": "user"}
+    rule = {"stable": {"pin": first}, "canary": canary}
+    routed.write(rule)
+    routed.models.unload("m")
+    routed.write(rule)
+    assert routed.model.routes_problem == ""
+    routed.models.load("m")
+    assert routed.model.routing.in_force == routed.models.rules.in_force("m")
+    assert routed.ask(1) == (second, "canary")
+
+
 def test_a_mounted_config_map_is_followed(routed: Routed, tmp_path: Path) -> None:
     """The platform replaces a link to a folder, and never the file."""
     first, second, _ = routed.versions

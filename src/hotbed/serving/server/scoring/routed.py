@@ -65,8 +65,12 @@ class LocalRules:
         return self._server.held.routes(name)
 
     def is_answering(self, name: str) -> bool:
-        """Return whether this process answers by the rule of a model that is in force."""
-        return self._named(name).routing.in_force == self.in_force(name)
+        """Return whether this process answers by the rule of a model that is in force.
+
+        An unloaded model has no answers; its next load looks at the rule.
+        """
+        model = self._named(name)
+        return not model.wanted or model.routing.in_force == self.in_force(name)
 
     def newest(self, name: str) -> ModelVersion | None:
         """Return the version of a model that was loaded last."""
