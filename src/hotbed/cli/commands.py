@@ -40,6 +40,10 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Set one value of the job; may be repeated."),
 ]
+MeasureSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Set one value of the file; may be repeated."),
+]
 ServerSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -489,7 +493,9 @@ def route(
         list[str] | None,
         typer.Option(metavar="URL", help="Compare replicas; may be repeated. Changes nothing."),
     ] = None,
-    token_file: TokenFile = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file of tokens; replicas get the first one, with --show.")
+    ] = None,
 ) -> None:
     """Change which versions of a model answer, or compare replicas. See docs/routing.md.
 
@@ -577,7 +583,7 @@ def measure(
     file: Annotated[
         Path, typer.Argument(metavar="MEASURE.yaml", help="What to measure: YAML, or JSON.")
     ],
-    assignments: Assignments = None,
+    assignments: MeasureSettings = None,
 ) -> None:
     """Measure the quality of what was served, by route, version and segment, with intervals.
 

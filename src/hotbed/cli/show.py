@@ -368,7 +368,7 @@ def print_rule(file: str, revision: int, model: str, rule: Mapping[str, Any]) ->
 
 def print_replicas(rows: Sequence[ReplicaRoute]) -> None:
     """Print by which rule each replica answers."""
-    grid = Grid("replica", "model", "revision", "stable", "canary", "shadow")
+    grid = _named_grid("replica", "model", "revision", "stable", "canary", "shadow")
     for row in rows:
         cells = (row.url, row.model, row.revision, row.stable, row.canary, row.shadow)
         grid.add_row(*["" if cell is None else escape(str(cell)) for cell in cells])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from hotbed.cli.commands import main
+from hotbed.cli.show import print_replicas
 from hotbed.errors import ConfigError
 from hotbed.serving.routes.editing import ReplicaRoute, change_routes, differ
 from hotbed.serving.routes.rule import read_routes
@@ -96,3 +97,15 @@ def test_replicas_differ_by_rule_version_model_or_problem() -> None:
         ReplicaRoute("http://two", "n", 7, 4213),
     ):
         assert differ([one, other])
+
+
+def test_replicas_are_printed_with_their_whole_addresses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    urls = [
+        f"http://ranker-{number}.ranker.recommendations-production.svc.cluster.local:8000"
+        for number in range(2)
+    ]
+    print_replicas([ReplicaRoute(url, "ranker", 7, 4213, "4310 (5% by user)") for url in urls])
+    printed = capsys.readouterr().out
+    assert all(url in printed for url in urls)
