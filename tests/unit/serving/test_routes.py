@@ -277,6 +277,7 @@ def test_metrics_and_the_page_count_each_version(routed: Routed) -> None:
     table = page.partition("<table>")[2].partition("</table>")[0]
     assert f"<td>canary</td><td>{first}</td>" in table
     assert f"<td>stable</td><td>{second}</td>" in table
+    assert re.search(r"<td>newest</td><td>\d+</td><td>[^<]+</td><td></td><td></td>", table)
     assert "0.5 by user" in table
     assert "requests name no user of the canary" in page
 

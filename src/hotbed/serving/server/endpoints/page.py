@@ -78,14 +78,18 @@ def _section(model: Mapping[str, Any]) -> str:
 
 
 def _versions(model: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    """Yield the cells of each version of a role, and of each other one that has answered."""
+    """Yield the cells of each version of a role, and of each other one that has answered.
+
+    A shadow and the newest version have no counts: requests are answered by `stable` or `canary`.
+    """
     routes = model["routes"]
     traffic = {(entry["version"], entry["route"]): entry for entry in routes["traffic"]}
     total = sum(entry["requests"] for entry in traffic.values())
     canary = routes["rule"].get("canary")
     for role, entry in routes["roles"].items():
         share = ""
-        if canary is not None and role in ("stable", "canary"):
+        is_answering = role in ("stable", "canary")
+        if canary is not None and is_answering:
             part = canary["share"] if role == "canary" else 1 - canary["share"]
             share = f"{part:.4g} by {canary['by']}"
         counts = traffic.pop((entry["version"], role), None)
@@ -94,7 +98,7 @@ def _versions(model: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             str(entry["version"]),
             _age(entry["published"]),
             share,
-            *_counts(counts, total),
+            *(_counts(counts, total) if is_answering else [""] * 6),
         ]
     for (version, role), counts in traffic.items():
         yield [role, str(version), "", "", *_counts(counts, total)]
