@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hotbed.training.watching.segments import SegmentRow, SegmentTables
 
 console = Console()
+_RANKING = ("auc", "hit_rate", "ndcg")  # metrics of the order of scores
 _SERVED_AS = "model"  # the name of an exported model in the commands that serve and ask it
 
 
@@ -394,17 +395,26 @@ def print_quality(quality: Quality) -> None:
         print_line("no window has all of its outcomes yet")
         return
     newest = quality.windows["begin"].to_pylist()[-1]
-    heads = [name.replace("_", " ") for name in METRICS]
-    for rows, count in ((quality.windows, "users"), (quality.differences, "against")):
-        grid = Grid("route", "column", "value", count, "samples", *heads)
-        for row in rows.to_pylist():
-            if row["begin"] == newest:
-                texts = [row["route"] or "all answered", row["column"] or "", value_text(row)]
-                figures = [figure_text(row, name) for name in METRICS]
-                counts = [str(row[count]), f"{row['samples']:,}"]
-                grid.add_row(*map(escape, [*texts, *counts]), *figures)
-        if grid.row_count:
-            console.print(grid)
+    others = [name for name in METRICS if name not in _RANKING]
+    for table, column in ((quality.windows, "users"), (quality.differences, "against")):
+        rows = [row for row in table.to_pylist() if row["begin"] == newest]
+        if rows:
+            _print_figures(rows, [column, "samples"], _RANKING)
+            _print_figures(rows, [], others)
+
+
+def _print_figures(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], metrics: Sequence[str]
+) -> None:
+    """Print some metrics of a window, so few that a terminal of 80 columns has room."""
+    grid = Grid()
+    for title in ("route", "samples of", *columns, *(name.replace("_", " ") for name in metrics)):
+        grid.add_column(title, overflow="fold", min_width=max(map(len, title.split())))
+    for row in rows:
+        cell = f"{row['column']} {value_text(row)}" if row["column"] else "all"
+        texts = [row["route"] or "answered", cell, *(str(row[name]) for name in columns)]
+        grid.add_row(*map(escape, texts), *(figure_text(row, name) for name in metrics))
+    console.print(grid)
 
 
 def print_export(exported: Exported) -> None:

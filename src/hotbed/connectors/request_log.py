@@ -225,7 +225,7 @@ def _rows(
 def _candidates(requests: pa.RecordBatch, plan: ReadPlan) -> pa.RecordBatch:
     """Return a row for each candidate of some requests."""
     schema = requests.schema
-    counts = requests[_own(schema, "candidates")].to_numpy()
+    counts = _counts(requests[_own(schema, "candidates")])
     places = pa.array(np.repeat(np.arange(len(counts)), counts))
     columns = dict[str, pa.Array]()
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -241,6 +241,18 @@ def _candidates(requests: pa.RecordBatch, plan: ReadPlan) -> pa.RecordBatch:
     marks = {name: requests[name].take(places) for name in MARKS if name in schema.names}
     whole = {**columns, **marks}
     return pa.RecordBatch.from_arrays(list(whole.values()), names=list(whole))
+
+
+def _counts(values: pa.Array) -> NDArray[np.int64]:
+    """Return the number of candidates of each request."""
+    is_wrong = pc.fill_null(pc.less(values, 0), fill_value=True)
+    if is_wrong.true_count:
+        wrong = values.filter(is_wrong)[0].as_py()
+        raise DataError(
+            f"request log: the column 'candidates' needs a number >= 0 for each request, got "
+            f"{wrong}. Keep it as the server wrote it."
+        )
+    return np.asarray(values.to_numpy(), np.int64)
 
 
 def _of_candidates(values: pa.Array, counts: NDArray[np.int64], column: str) -> pa.Array:

@@ -43,6 +43,7 @@ log = logging.getLogger("hotbed")
 
 STATES = "states"
 PAGE = "report.html"
+_MOST_SECONDS = 1e9  # of a window: calendars end in the year 9999
 MOST_SHOWN = 512
 """Windows of a folder that the page shows, the newest ones."""
 
@@ -60,7 +61,7 @@ class ServingQuality:
         label: of the join; None = its first one.
         score: the column of scores; None = `score`, or `score_LABEL` for one of several labels.
         user: the column that says whose samples belong together; None = each request is a user of
-            its own.
+            its own, as is a request whose user is null, empty text or NaN.
         segments: columns whose values are measured apart.
         seconds: length of a window of event time; windows begin at its whole multiples. None = one
             window, of a join that ends.
@@ -121,7 +122,10 @@ class ServingQuality:
                 f"{self.seconds!r}, output={self.output!r}. Give seconds=3600 and a folder."
             )
         if self.seconds is not None:
-            checks.seconds("measure.seconds", self.seconds, above=0)
+            advice = "Give the length of a window, or null for one window."
+            checks.finite_number(
+                "measure.seconds", self.seconds, above=0, most=_MOST_SECONDS, advice=advice
+            )
         checks.whole_number("measure.k", self.k, 1)
         checks.between("measure.level", self.level, 0.5, 0.9999)
         checks.whole_number("measure.most", self.most, 1)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
-from hotbed.connectors.types import is_text
+from hotbed.connectors.types import present_keys
 from hotbed.errors import DataError, SchemaError
 
 VERSION = "version"
@@ -81,37 +80,45 @@ class MeasuredColumns:
         `digest`, `route`, `user`, and `segment.NAME`; all but the first four and `position` are
         text, and so is `request`.
         """
-        score = rows[self.score]
-        if pa.types.is_nested(score.type):
-            raise SchemaError(
-                f"measure.score: one number for each sample, got {score.type} in {self.score!r}. "
-                "Name the column of one score."
-            )
         columns = {
             "time": to_microseconds(rows[self.time], self.unit),
-            "score": score.cast(pa.float64()).fill_null(np.nan),
+            "score": _numbers(rows[self.score], self.score).fill_null(np.nan),
             "label": rows[self.label].cast(pa.float64()),
             "request": _text(rows[self.served["request_id"]], "request_id"),
             "position": rows[self.served["position"]].cast(pa.int64()),
         }
         for name in _TEXT_COLUMNS:
             columns[name] = _text(rows[self.served[name]], name).fill_null("")
-        user = columns["request"] if self.user is None else _text(rows[self.user], self.user)
-        columns["user"] = user
+        columns["user"] = columns["request"]
+        if self.user is not None:
+            columns["user"] = _text(present_keys(_single(rows[self.user], self.user)), self.user)
         for name in self.segments:
             columns[f"segment.{name}"] = _text(rows[name], name)
         return pa.table(columns)
 
 
+def _numbers(values: pa.Array, name: str) -> pa.Array:
+    try:
+        return values.cast(pa.float64())
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"measure.score: the column {name!r} needs one number for each sample, got "
+            f"{values.type}. Name the column of one score."
+        ) from error
+
+
 def _text(values: pa.Array, name: str) -> pa.Array:
+    return _single(values, name).cast(pa.string())
+
+
+def _single(values: pa.Array, name: str) -> pa.Array:
+    """Return a column of single values as it is."""
     if pa.types.is_nested(values.type):
         raise DataError(
-            f"measure: the column {name!r} has one value for each sample, got {values.type}. "
+            f"measure: the column {name!r} needs one value for each sample, got {values.type}. "
             "Choose a column of single values."
         )
-    if is_text(values.type):
-        return values.cast(pa.string())
-    return pc.cast(values, pa.string())
+    return values
 
 
 def joined(parts: Sequence[pa.Table]) -> pa.Table:

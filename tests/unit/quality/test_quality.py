@@ -22,8 +22,10 @@ from served_streams import STREAMS, WITHIN, ServedStream, write, write_parts
 from typer.testing import CliRunner
 
 import hotbed as hb
+from hotbed.cli import show
 from hotbed.cli.commands import app
 from hotbed.errors import ConfigError, PersistError, SchemaError
+from hotbed.quality.cells import METRICS
 from hotbed.quality.readings import readings
 from hotbed.quality.results import Quality
 from hotbed.training.watching.endpoint import Endpoint
@@ -202,6 +204,19 @@ def test_few_users_have_no_interval(tmp_path: Path) -> None:
     assert math.isnan(whole["auc_low"])
 
 
+@pytest.mark.parametrize("unknown", [None, "", float("nan")])
+def test_each_request_of_an_unknown_user_is_a_user_of_its_own(
+    unknown: str | float | None, tmp_path: Path
+) -> None:
+    stream = served_streams.drawn(200)
+    rows = stream.served({"41": stream.versions()["41"]})
+    write(tmp_path, stream, rows.with_columns(user=pl.lit(unknown)))
+    measured = quality_of(tmp_path, seconds=None).measure()
+    alone = quality_of(tmp_path, seconds=None, user=None).measure()
+    assert measured.windows["users"][0].as_py() > 100
+    assert pl.from_arrow(measured.windows).equals(pl.from_arrow(alone.windows))
+
+
 def test_results_are_files_of_a_window_each(tmp_path: Path) -> None:
     stream = served_streams.drawn()
     write(tmp_path, stream, stream.served(stream.versions()))
@@ -246,6 +261,10 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     write(tmp_path, stream, stream.served(stream.versions()))
     with pytest.raises(SchemaError, match=r"lack the columns \['nobody'\]"):
         quality_of(tmp_path, user="nobody").measure()
+    with pytest.raises(SchemaError, match="'request_id' needs one number for each sample"):
+        quality_of(tmp_path, score="request_id").measure()
+    with pytest.raises(ConfigError, match=r"measure\.seconds: .* got 1000000000000"):
+        quality_of(tmp_path, seconds=1e12)
     with pytest.raises(ConfigError, match=r"measure\.samples: takes a join"):
         hb.ServingQuality(hb.sources.RequestLog(tmp_path / "log"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"measure\.label: the join has no such label"):
@@ -254,7 +273,10 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         quality_of(tmp_path, follow=True)
 
 
-def test_a_measure_file_holds_the_arguments(tmp_path: Path) -> None:
+def test_a_measure_file_holds_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show.console, "width", 80)
     file = tmp_path / "measure.yaml"
     file.write_text(
         "samples:\n"
@@ -273,6 +295,10 @@ def test_a_measure_file_holds_the_arguments(tmp_path: Path) -> None:
     printed = CliRunner().invoke(app, command)
     assert printed.exit_code == 0, printed.output
     assert "2025-10-09 09:00 to 10:00 UTC" in printed.output
+    newest = Quality.read(tmp_path / "quality", most=1)
+    for row in [*newest.windows.to_pylist(), *newest.differences.to_pylist()]:
+        for name in METRICS:
+            assert f"{row[name]:.4f}" in printed.output, "a terminal of 80 columns has room for all"
     page = (tmp_path / "quality" / "report.html").read_text()
     assert "canary minus stable" in page
     quality = hb.ServingQuality.read(file, {"segments": ["segment"], "seconds": 60})

@@ -239,11 +239,19 @@ def test_a_log_that_polars_wrote_again_has_the_same_candidates(tmp_path: Path) -
     assert [row["item"] for row in again] == [0, 1, 2, 0, 1]
 
 
-def test_a_column_with_too_few_values_is_named(tmp_path: Path) -> None:
-    requests = {"request_id": ["r"], "candidates": [3], "item": [[1, 2]]}
-    log = candidates_of(hb.sources.Memory(pa.table(requests)))
-    with pytest.raises(DataError, match=r"'item' needs one .* got 2 values for 3 candidates"):
-        list(log)
+@pytest.mark.parametrize(
+    ("candidates", "error"),
+    [
+        (3, "'item' needs one .* got 2 values for 3 candidates"),
+        (None, "'candidates' needs a number .* got None"),
+        (-2, "'candidates' needs a number .* got -2"),
+    ],
+)
+def test_a_wrong_number_of_candidates_is_named(candidates: int | None, error: str) -> None:
+    numbers = pa.array([candidates], pa.int64())
+    requests = pa.table({"request_id": ["r"], "candidates": numbers, "item": [[1, 2]]})
+    with pytest.raises(DataError, match=error):
+        list(candidates_of(hb.sources.Memory(requests)))
 
 
 def test_columns_are_omitted_or_hashed_by_a_key() -> None:
