@@ -493,6 +493,8 @@ def test_data_are_known_by_their_files_and_by_some_of_their_rows(tmp_path: Path)
         sources.append(hb.sources.Parquet(tmp_path / f"{name}.parquet"))
     sources += [hb.sources.Concat(sources[3:]), sources[0].slice(0, 5), sources[0].slice(0, 6)]
     sources.append(joined(tmp_path))
+    none = hb.sources.Memory(odd.slice(0, 0))
+    sources += [none, hb.sources.Concat([none, sources[0]])]
     identities = [repr(identity_of(source)) for source in sources]
     assert len(set(identities)) == len(sources)
     assert identity_of(hb.sources.Generated(100, slots={"user": hb.sources.Keys(5)})) is None

@@ -123,7 +123,8 @@ def _of_all(sources: Any, *arguments: Any) -> Any:
 
 def _shown_rows(source: Memory) -> Any:
     table = source.table
-    places = np.unique(np.linspace(0, table.num_rows - 1, SHOWN_ROWS, dtype=np.int64))
+    last = max(table.num_rows - 1, 0)
+    places = np.unique(np.linspace(0, last, SHOWN_ROWS, dtype=np.int64))
     rows = pa.concat_tables([table.slice(place, 1) for place in places])
     digest = 0
     for column in rows.columns:  # as text, since Python has no object for some values
