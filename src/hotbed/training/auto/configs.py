@@ -37,7 +37,7 @@ class TableConfig:
     Attributes:
         name: of the table; its path in the model if another collection has a table of this name.
         features: keys of the features that look up in it.
-        init: of new rows.
+        init: of new rows: uniform up to the larger bound of the config, with both signs.
     """
 
     name: str
