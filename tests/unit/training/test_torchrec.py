@@ -290,6 +290,15 @@ def test_to_kjt_holds_the_columns_in_the_order_of_the_keys() -> None:
         to_kjt(batch(), ["movie"])
 
 
+def test_a_feature_without_a_column_is_named() -> None:
+    rows = hb.sources.Memory({"y": [0, 1], "movie": [1, 2]})
+    data = hb.Dataset(rows, hb.Schema([hb.Label("y"), hb.Id("movie")]))
+    model, optimizer, _ = moved(scored("t_user"))
+    message = r"forward: 'features' needs .* \['user'\], got the id columns \['movie'\]\. Add"
+    with pytest.raises(hb.errors.ConfigError, match=message):
+        hb.RecModel(model, "bce", optimizer).fit(data, progress=False)
+
+
 def test_from_kjt_is_the_way_back() -> None:
     ids = from_kjt(to_kjt(batch(), ["liked", "user"]))
     assert list(ids) == ["liked", "user"]

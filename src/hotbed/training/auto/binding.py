@@ -158,7 +158,9 @@ def _values(
         if kind is Batch:
             values[name] = columns.batch
         elif is_class(kind, KEYED_JAGGED):
-            values[name] = to_kjt(columns.batch, columns.keys or list(ids))
+            keys = columns.keys or list(ids)
+            _check_keys(name, keys, list(ids))
+            values[name] = to_kjt(columns.batch, keys)
         elif is_class(kind, JAGGED) and name in ids:
             values[name] = jagged(ids_with_offsets(ids[name]))
         elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -216,6 +218,16 @@ def _matrix(name: str, ids: Ids, values: Any) -> Tensor:
             "as well, or bring lists of equal length."
         )
     return tensor.view(len(ids), num_ids)
+
+
+def _check_keys(name: str, keys: Sequence[str], columns: Sequence[str]) -> None:
+    """Raise ConfigError unless id columns have the keys of the KeyedJaggedTensor `name`."""
+    missing = [key for key in keys if key not in columns]
+    if missing or not keys:
+        raise ConfigError(
+            f"forward: {name!r} needs an id column for each feature of the collections {keys}, got "
+            f"the id columns {columns}. Add hb.Id columns of these names to the schema."
+        )
 
 
 def _no_column(where: str, name: str, columns: _Columns) -> ConfigError:
