@@ -41,7 +41,7 @@ Started = tuple[subprocess.Popen[str], tuple[int, int]]
 """The process of a server, and its ports for HTTP and gRPC."""
 
 
-class Received(http.server.BaseHTTPRequestHandler):
+class SpanReceiver(http.server.BaseHTTPRequestHandler):
     """A receiver of spans that drops them."""
 
     def do_POST(self) -> None:
@@ -52,9 +52,9 @@ class Received(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *_: object) -> None: ...
 
 
-def collector() -> str:
+def start_receiver() -> str:
     """Start a receiver of spans, and return its URL."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Received)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SpanReceiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}"
 
@@ -137,7 +137,7 @@ def main() -> None:
                 "hotbed": started(*serve),
                 "hotbed, log": started(*serve, *logs),
                 "hotbed, access log": started(*serve, "--set", "access_log=1"),
-                "hotbed, spans": started(*serve, OTEL_EXPORTER_OTLP_ENDPOINT=collector()),
+                "hotbed, spans": started(*serve, OTEL_EXPORTER_OTLP_ENDPOINT=start_receiver()),
                 "onnx fastapi": started(*peer),
             }
             processes = {name: stack.enter_context(each) for name, each in servers.items()}

@@ -157,7 +157,7 @@ def test_a_request_without_its_body_has_a_line_with_the_status_that_was_sent(
     assert [line["status"] for line in lines] == [408, 499]
 
 
-def test_a_share_of_the_answers_has_lines_and_without_a_log_none_has(
+def test_a_share_of_the_answers_has_lines_and_a_server_without_a_log_has_none(
     exported: Path, lines: list[dict[str, Any]]
 ) -> None:
     for share in (0.0, 0.5):

@@ -100,7 +100,7 @@ def test_segments_divide_the_validation_of_the_kept_state(
     assert [row.value for row in evaluated.figures["country"]][-1] == "(missing)"
 
 
-def test_a_segment_where_a_baseline_is_better_is_told(world: Any, network: Any) -> None:
+def test_a_segment_where_a_baseline_is_better_is_reported(world: Any, network: Any) -> None:
     train = rows_of(world, 2048)
     valid = rows_of(world, 1024, 1)
     valid["y"] = np.where(valid["country"] == "FR", 1 - valid["y"], valid["y"])
@@ -150,7 +150,7 @@ def test_segments_of_a_stream_are_exposed(world: Any, network: Any) -> None:
         ("tuples", {}, "BySegment: the rows have no column 'age', got tuples. Give a hb.Dataset"),
     ],
 )
-def test_segments_that_cannot_be_are_refused_by_name(
+def test_wrong_segments_are_refused_by_name(
     world: Any, network: Any, columns: Any, bounds: Any, message: str
 ) -> None:
     """What the data lack is said before the first step."""

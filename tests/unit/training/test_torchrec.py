@@ -220,7 +220,7 @@ def test_a_combined_optimizer_is_the_list_of_its_optimizers() -> None:
     assert [entry.table.rule for entry in report.moved] == [hb.Adagrad(0.2)]
 
 
-def test_an_optimizer_that_does_more_than_to_name_parameters_is_refused() -> None:
+def test_an_optimizer_that_does_more_than_name_parameters_is_refused() -> None:
     model = scored("t_user")
     warmup = WarmupOptimizer(keyed(model), [WarmupStage(WarmupPolicy.LINEAR, 10)])
     with pytest.raises(hb.errors.ConfigError, match=r"WarmupOptimizer.*scheduler of torch"):
