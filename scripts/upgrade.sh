@@ -14,3 +14,4 @@ header=$(grep '^#' constraints.txt)
   "$work/venv/bin/pip" freeze --all --exclude hotbed --exclude pip | sed -E 's/ @ .*//; s/\+cpu$//' | grep '=='
 } >"$work/new"
 mv "$work/new" constraints.txt
+echo "constraints-torchrec.txt is as it was: renew it by hand, for the torch of constraints.txt"
