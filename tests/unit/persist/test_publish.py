@@ -31,7 +31,10 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, HotbedError, PersistError
+from hotbed.persist.container import retention
 from hotbed.persist.container.format import Saved, open_checkpoint
+from hotbed.persist.container.retention import lease
+from hotbed.persist.container.store import open_store
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
 from hotbed.persist.publish import topic as module
 from hotbed.persist.publish.version import OnnxGraph
@@ -112,6 +115,27 @@ def check(replica: Replica, reader: Any, run: Run) -> None:
     assert {name.removeprefix("network/") for name in network} == set(dense_state(run.network))
     for name, tensor in dense_state(run.network).items():
         assert torch.equal(network[f"network/{name}"], tensor)
+
+
+@pytest.mark.parametrize("kind", ["directory", "url"])
+def test_a_lease_keeps_its_state_until_it_is_over_and_is_then_removed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: Any = {"directory": tmp_path / "out", "url": f"memory://{tmp_path.name}-lease"}[kind]
+    run, publisher = Run(tmp_path / "run"), PublishDirectory(where, keep=1)
+    publisher.publish(run.save())
+    leased = open_checkpoint(where).manifest
+    store = open_store(where)
+    lease(store, "server", {leased.digest})
+    for _ in range(2):
+        publisher.publish(run.save(full=True))
+    assert open_checkpoint(where, leased.version).manifest.digest == leased.digest
+    assert len(store.files("LEASE-")) == 1
+    monkeypatch.setattr(retention, "LEASE_SECONDS", 0)
+    publisher.publish(run.save(full=True))
+    with pytest.raises(PersistError, match="no state has this version"):
+        open_checkpoint(where, leased.version)
+    assert store.files("LEASE-") == []
 
 
 def test_what_a_follower_holds_is_what_the_run_held_at_each_version(

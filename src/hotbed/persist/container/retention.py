@@ -35,7 +35,7 @@ def retain(store: CheckpointStore, keep: int) -> None:
     needed = {link.folder for link in open_folder(store, newest.folder).links}
     folders = store.folders()
     links = {folder: _link(store, folder) for folder in folders}
-    leased = leased_digests(store)
+    leased = _leased_digests(store)
     for link in links.values():
         if link is not None and link.manifest.digest in leased:
             needed |= {entry.folder for entry in link.chain}
@@ -59,14 +59,16 @@ def lease(store: CheckpointStore, holder: str, digests: Iterable[str]) -> None:
         file.write(json.dumps(content).encode())
 
 
-def leased_digests(store: CheckpointStore) -> set[str]:
-    """Return the digests of the states that are leased now."""
+def _leased_digests(store: CheckpointStore) -> set[str]:
+    """Return the digests of the states that are leased now; remove the leases that are over."""
     digests = set[str]()
     for name in store.files(_PREFIX):
         try:
             content = json.loads(bytes(store.read(name)))
             if content["written"] > time.time() - LEASE_SECONDS:
                 digests.update(map(str, content["digests"]))
+            else:
+                store.remove(name)
         except (PersistError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s: a lease cannot be read, got %r", store.place(name), error)
     return digests

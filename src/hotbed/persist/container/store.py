@@ -124,8 +124,8 @@ class CheckpointStore(ABC):
         """
 
     @abstractmethod
-    def remove(self, folder: str) -> None:
-        """Make a checkpoint invisible, then remove it."""
+    def remove(self, name: str) -> None:
+        """Make a checkpoint invisible, then remove it; or remove a file next to the checkpoints."""
 
     @abstractmethod
     def files(self, prefix: str) -> list[str]:
@@ -279,12 +279,17 @@ class LocalStore(CheckpointStore):
         with self.new_file(CURRENT_FILE) as file:
             file.write(f"{folder} {sha256}\n".encode())
 
-    def remove(self, folder: str) -> None:
-        if not self.exists(f"{folder}/{MANIFEST_FILE}"):
+    def remove(self, name: str) -> None:
+        path = self.root / name
+        if path.is_file():
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return
+        if not self.exists(f"{name}/{MANIFEST_FILE}"):
             return  # no writer of checkpoints left a folder like this
-        hidden = partial_path(self.root, folder)
+        hidden = partial_path(self.root, name)
         with contextlib.suppress(OSError):  # what cannot be removed is swept by a later writer
-            os.rename(self.root / folder, hidden)
+            os.rename(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
     def files(self, prefix: str) -> list[str]:
@@ -453,9 +458,9 @@ class ObjectStore(CheckpointStore):
             )
         return _ObjectDraft(self, place, is_open=False)
 
-    def remove(self, folder: str) -> None:
+    def remove(self, name: str) -> None:
         self._fs.invalidate_cache()
-        paths = self._fs.find(f"{self._root}/{folder}")
+        paths = self._fs.find(f"{self._root}/{name}")
         manifest_first = sorted(paths, key=lambda path: not path.endswith(f"/{MANIFEST_FILE}"))
         for path in manifest_first:
             with contextlib.suppress(FileNotFoundError):
