@@ -639,6 +639,11 @@ def rollback(
     from hotbed.cli import checkpoints
 
     if to is not None:
+        if state is not None:
+            raise ConfigError(
+                f"rollback: expected --state or --to, got both: {state} and {to}. Give --state for "
+                "a stream, --to for a served model."
+            )
         _change_rule(path, routes, {"stable": str(to), "canary": "none"})
         return
     from hotbed.job.ranks import from_first

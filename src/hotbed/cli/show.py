@@ -364,7 +364,8 @@ def print_rescored(versions: Sequence[Rescored]) -> None:
 def print_rule(file: str, revision: int, model: str, rule: Mapping[str, Any]) -> None:
     """Print the rule of a model that was written into a file."""
     console.print(f"{file}: revision {revision}, model {model}:")
-    console.print(yaml.safe_dump(dict(rule) or {"stable": {"follow": True}}).strip(), markup=False)
+    spec = dict(rule) or {"stable": {"follow": True}}
+    console.print(yaml.safe_dump(spec, allow_unicode=True).strip(), markup=False)
 
 
 def print_replicas(rows: Sequence[ReplicaRoute]) -> None:

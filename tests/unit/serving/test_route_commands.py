@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from hotbed.cli.commands import main
+from hotbed.cli.commands import app, main
 from hotbed.cli.show import print_replicas
 from hotbed.errors import ConfigError
 from hotbed.serving.routes.editing import ReplicaRoute, change_routes, differ
@@ -27,12 +28,14 @@ def test_commands_write_the_rule_with_the_next_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "routes.yaml"
-    file.write_text("revision: 41\nmodels: {other: {stable: {pin: 1}}}\n")
+    file.write_text("revision: 41\nmodels: {模型: {stable: {pin: 1}}}\n")
 
     def rule_after(*arguments: str) -> Any:
         run(monkeypatch, *arguments, "--routes", file)
-        content = yaml.safe_load(file.read_text())
-        assert content["models"]["other"] == {"stable": {"pin": 1}}
+        text = file.read_text()
+        assert "模型" in text  # as its people write it
+        content = yaml.safe_load(text)
+        assert content["models"]["模型"] == {"stable": {"pin": 1}}
         assert read_routes(file).revision == content["revision"]
         return content["revision"], content["models"]["ranker"]
 
@@ -74,6 +77,24 @@ def test_a_wrong_change_leaves_the_file(
     with pytest.raises(ConfigError, match=reason):
         change_routes(file, "ranker", changes)
     assert file.read_text() == "revision: 1\n"
+
+
+def test_no_command_writes_a_revision_that_servers_refuse(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    last = f"revision: {2**53}\n"
+    file.write_text(last)
+    with pytest.raises(ConfigError, match=f"revision: must be from 0 to {2**53}, got {2**53 + 1}"):
+        change_routes(file, "ranker", {"stable": "1"})
+    assert file.read_text() == last
+
+
+def test_a_rollback_is_of_a_stream_or_of_a_served_model(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    options = ["--to", "4213", "--state", "3", "--routes", str(file)]
+    result = CliRunner().invoke(app, ["rollback", "ranker", *options])
+    assert isinstance(result.exception, ConfigError)
+    assert "expected --state or --to, got both" in str(result.exception)
+    assert not file.exists()
 
 
 def test_the_link_of_a_platform_is_not_replaced(tmp_path: Path) -> None:

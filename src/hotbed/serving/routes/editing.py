@@ -120,14 +120,15 @@ def change_routes(
         )
     routes = read_routes(file) if file.exists() else Routes(0)
     rule = change.applied(routes.models.get(model, ModelRule()))
-    models = {name: each.to_json() for name, each in {**routes.models, model: rule}.items()}
-    revision = routes.revision + 1
-    text = yaml.safe_dump({"revision": revision, "models": models}, sort_keys=False)
+    changed = Routes(routes.revision + 1, {**routes.models, model: rule})
+    models = {name: each.to_json() for name, each in changed.models.items()}
+    spec = {"revision": changed.revision, "models": models}
+    text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True)
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         with new_file(file) as written:
             written.write(text.encode())
-    return revision, models[model]
+    return changed.revision, models[model]
 
 
 @dataclass(frozen=True)
