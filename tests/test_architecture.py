@@ -652,6 +652,7 @@ PATCHED_CONSTANTS = {
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.persist.container.retention.LEASE_SECONDS": "behind the publishers",
     "hotbed.metrics.segments.BLOCK": "behind the public callback BySegment",
     "hotbed.metrics.segments.MOST_VALUES_OF_STREAM": "behind the public callback BySegment",
     "hotbed.objects.WAITS": "a test does not wait for a store that stays away",
