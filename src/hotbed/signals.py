@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End what never ends by SIGINT and SIGTERM."""
+"""End an endless run on SIGINT or SIGTERM."""
 
 from __future__ import annotations
 

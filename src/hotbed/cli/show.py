@@ -410,7 +410,7 @@ def _print_figures(
     """Print some metrics of a window, so few that a terminal of 80 columns has room."""
     grid = Grid()
     for title in ("route", "samples of", *columns, *(name.replace("_", " ") for name in metrics)):
-        grid.add_column(title, overflow="fold", min_width=max(map(len, title.split())))
+        grid.add_column(title, overflow="fold")
     for row in rows:
         cell = f"{row['column']} {value_text(row)}" if row["column"] else "all"
         texts = [row["route"] or "answered", cell, *(str(row[name]) for name in columns)]

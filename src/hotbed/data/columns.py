@@ -296,13 +296,13 @@ class SegmentColumn:
         """Return the segment of each row: texts as objects, [n].
 
         Raises:
-            SchemaError: the values are lists, or no numbers where there are bounds.
+            SchemaError: the values are lists, or there are bounds and the values are not numbers.
         """
         if pa.types.is_dictionary(values.type) and self.bounds is not None:
             values = values.dictionary_decode()
         try:
             if self.bounds is not None:
-                return self._ranges(values.cast(pa.float64()))
+                return self._ranges(values.cast(pa.float64(), safe=False))
             if not pa.types.is_dictionary(values.type):
                 values = values.dictionary_encode()
             words = values.dictionary.cast(pa.string()).to_pylist()

@@ -33,7 +33,7 @@ LEAST_CLUSTERS = 20
 """Fewer clusters have no interval: their sums are not normal, and it would be too narrow."""
 
 LEAST_REST = 1e-9
-"""Least share of the other clusters, so that a cluster that is alone divides by no zero."""
+"""Least share of the other clusters, so that a single cluster does not divide by zero."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class Clustered:
     def minus(self, other: Clustered) -> Clustered:
         """Return the differences of the metrics to those of `other`, clusters matched by number."""
         clusters = np.union1d(self.clusters, other.clusters)
-        mine = np.searchsorted(clusters, self.clusters)
-        its = np.searchsorted(clusters, other.clusters)
+        own_places = np.searchsorted(clusters, self.clusters)
+        other_places = np.searchsorted(clusters, other.clusters)
         values = {}
         influences = {}
         for name, value in self.values.items():
             values[name] = value - other.values[name]
             influence = np.zeros(len(clusters))
-            influence[mine] = self.influences[name]
-            influence[its] -= other.influences[name]
+            influence[own_places] = self.influences[name]
+            influence[other_places] -= other.influences[name]
             influences[name] = influence
         fewer = min(self.num_clusters, other.num_clusters)
         return Clustered(values, clusters, influences, fewer)
@@ -85,7 +85,7 @@ def clustered(samples: Samples, clusters: Array, lists: Array, k: int = 1) -> Cl
 
     They are `auc`, `log_loss`, `normalized_entropy`, `calibration`, `rate` (the share of
     positives), and of the lists that were shown `hit_rate` and `ndcg`. Scores outside 0 to 1 are
-    no probabilities: log loss, normalized entropy and calibration are nan.
+    not probabilities: log loss, normalized entropy and calibration are nan.
 
     Args:
         samples: n samples of weight 1, with labels of 0 and 1.

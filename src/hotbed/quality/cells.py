@@ -124,13 +124,14 @@ class ServedWindow:
         """
         shadow = shadow[~np.isnan(self._score[shadow])]
         answered = answered[~np.isnan(self._score[answered])]
-        _, mine, its = np.intersect1d(
+        _, of_shadow, of_answered = np.intersect1d(
             self._place[shadow], self._place[answered], return_indices=True
         )
-        if not len(mine):
+        num_pairs = len(of_shadow)
+        if not num_pairs:
             return None
-        shadow = np.sort(shadow[mine])
-        answered = answered[its[np.argsort(mine, kind="stable")]]
+        answered = answered[of_answered[np.argsort(of_shadow, kind="stable")]]
+        shadow = np.sort(shadow[of_shadow])
         parts = []
         for rows in (shadow, answered):
             weights = np.ones(len(rows))
@@ -138,7 +139,7 @@ class ServedWindow:
             users = self._user[answered]
             lists = self._list[answered]
             parts.append(clustered(samples, users, lists, self._settings.k))
-        return parts[0], parts[1], len(mine)
+        return parts[0], parts[1], num_pairs
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _whole(values: pa.Array) -> Rows:
 
 
 def _codes(values: pa.ChunkedArray) -> Rows:
-    """Return the number of each value; that of a null is any."""
+    """Return the number of each value; a null has the number of some value."""
     return _whole(values.combine_chunks().dictionary_encode().indices.fill_null(0))
 
 
@@ -204,14 +205,14 @@ def measure_window(
         numbers = window.numbers(cells[cell])
         quality.append({**cell._asdict(), **numbers, **_figures(metrics, settings.level)})
     differences = []
-    for cell, against, mine, its, num_samples in _compared(window, cells, measured, settings):
+    for cell, against, own, other, num_samples in _compared(window, cells, measured, settings):
         differences.append(
             {
                 **cell._asdict(),
                 "against": against,
                 "samples": num_samples[0],
                 "against_samples": num_samples[1],
-                **_figures(mine.minus(its), settings.level),
+                **_figures(own.minus(other), settings.level),
             }
         )
     return quality, differences

@@ -108,7 +108,7 @@ class ServingQuality:
         object.__setattr__(self, "segments", tuple(self.segments))
         if not isinstance(self.samples, Join) or not isinstance(self.samples.rule, Wait):
             raise ConfigError(
-                f"measure.samples: takes a join that waits for outcomes, got {self.samples!r:.80}. "
+                f"measure.samples: needs a join that waits for outcomes, got {self.samples!r:.80}. "
                 "Give hb.sources.Join(RequestLog(…), outcomes, …)."
             )
         if self.label is not None and self.label not in self.samples.kinds:

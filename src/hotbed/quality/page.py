@@ -24,7 +24,9 @@ _DIFFERENCES_TEXT = (
     "0 says that the window cannot tell the two apart. With many windows and values, one in twenty "
     "intervals of equal versions does not hold 0."
 )
-_NEWEST_TEXT = "Figures with half the width of their intervals; - stands for an undefined one."
+_NEWEST_TEXT = (
+    "Behind each figure is half the width of its interval; - stands for an undefined figure."
+)
 _TITLES = {
     "auc": "AUC",
     "log_loss": "Log loss",

@@ -76,9 +76,8 @@ class MeasuredColumns:
     def samples(self, rows: pa.RecordBatch) -> pa.Table:
         """Return the measured columns of rows under names of their own.
 
-        They are `time` in microseconds, `score`, `label`, `request`, `position`, `version`,
-        `digest`, `route`, `user`, and `segment.NAME`; all but the first four and `position` are
-        text, and so is `request`.
+        `time` (microseconds), `score`, `label` and `position` are numbers; `request`, `version`,
+        `digest`, `route`, `user` and each `segment.NAME` are text.
         """
         columns = {
             "time": to_microseconds(rows[self.time], self.unit),

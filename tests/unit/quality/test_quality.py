@@ -265,7 +265,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         quality_of(tmp_path, score="request_id").measure()
     with pytest.raises(ConfigError, match=r"measure\.seconds: .* got 1000000000000"):
         quality_of(tmp_path, seconds=1e12)
-    with pytest.raises(ConfigError, match=r"measure\.samples: takes a join"):
+    with pytest.raises(ConfigError, match=r"measure\.samples: needs a join"):
         hb.ServingQuality(hb.sources.RequestLog(tmp_path / "log"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"measure\.label: the join has no such label"):
         quality_of(tmp_path, label="lable")

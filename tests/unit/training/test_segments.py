@@ -153,7 +153,7 @@ def test_segments_of_a_stream_are_exposed(world: Any, network: Any) -> None:
 def test_wrong_segments_are_refused_by_name(
     world: Any, network: Any, columns: Any, bounds: Any, message: str
 ) -> None:
-    """What the data lack is said before the first step."""
+    """A column that the data lack is an error before the first step."""
     rows = rows_of(world, 128)
     rows["bag"] = [[1, 2]] * 128
     data: Any = data_of(rows, world.schema)

@@ -163,7 +163,7 @@ class History:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences that say which baseline is better than the model, and where; empty: none is."""
+        """Sentences that say which baseline is better than the model, and where; [] if none is."""
         return [*findings(self.metrics, self.baselines), *segment_findings(self.segments)]
 
     @property

@@ -134,7 +134,7 @@ class BySegment:
 
     @property
     def recent(self) -> SegmentTables:
-        """The figures of at most `RECENT_SECONDS` ago, for those who ask often."""
+        """The figures of at most `RECENT_SECONDS` ago, for callers that ask often."""
         now = time.monotonic()
         if now - self._recent[0] > RECENT_SECONDS:
             self._recent = (now, self.figures)
