@@ -205,14 +205,14 @@ def measure_window(
         numbers = window.numbers(cells[cell])
         quality.append({**cell._asdict(), **numbers, **_figures(metrics, settings.level)})
     differences = []
-    for cell, against, own, other, num_samples in _compared(window, cells, measured, settings):
+    for cell, against, left, right, num_samples in _compared(window, cells, measured, settings):
         differences.append(
             {
                 **cell._asdict(),
                 "against": against,
                 "samples": num_samples[0],
                 "against_samples": num_samples[1],
-                **_figures(own.minus(other), settings.level),
+                **_figures(left.minus(right), settings.level),
             }
         )
     return quality, differences
