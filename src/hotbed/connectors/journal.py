@@ -273,11 +273,24 @@ class Journal:
             self._replace(self.path, b"".join(lines))
 
     def _replace(self, path: Path, data: bytes) -> None:
-        with writing(path), new_file(path) as file:
-            file.write(data)
         assert self._file is not None
-        os.close(self._file)
-        self._file = _appended(path)
+        replaced: int | None = None
+        try:
+            with writing(path), new_file(path) as file:
+                file.write(data)
+                replaced = _appended(Path(file.name))  # before the old file is gone: it may fail
+        finally:
+            if replaced is not None:
+                self._take(replaced, path)
+
+    def _take(self, handle: int, path: Path) -> None:
+        """Go on with the file of `handle` if it is at `path` now, else with the one before."""
+        unused = handle
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            assert self._file is not None
+            unused = self._file
+            self._file = handle
+        os.close(unused)
 
 
 def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:

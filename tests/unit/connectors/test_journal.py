@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -169,6 +171,38 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(path: Path) -> None:
     )
     assert "journal: cannot be written" in done.stdout, done.stderr
     assert Journal(path).get("block", 3) == {}
+
+
+@pytest.mark.parametrize("num_free", [0, 1, 2, 3])
+def test_a_journal_that_finds_no_free_file_descriptor_stays_whole(
+    path: Path, num_free: int
+) -> None:
+    """Neither its old file nor a file of others takes what is appended later."""
+    journal = Journal(path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as opened:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        others = []
+        with contextlib.suppress(OSError):
+            while True:
+                others.append(opened.enter_context(open(os.devnull, "wb")))
+        for other in others[len(others) - num_free :]:
+            other.close()
+        if num_free < 2:
+            with pytest.raises(PersistError, match="Too many open files"):
+                journal.forget({"block": 2})
+        else:
+            journal.forget({"block": 2})
+    before = entries(journal)["block"]
+    another = path.with_name("another file")
+    with open(another, "wb"):
+        journal.append("block", 3, {"take": {"0": 1}})
+    journal.close()
+    assert another.read_bytes() == b""
+    again = Journal(path)
+    assert entries(again)["block"] == [*before, (3, {"take": {"0": 1}})]
+    again.close()
 
 
 def test_journal_that_cannot_be_read_is_an_error_and_gives_the_lock_back(tmp_path: Path) -> None:
