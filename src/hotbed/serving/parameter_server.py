@@ -292,17 +292,14 @@ class ParameterServer(RowStore):
             return None
 
     def version(self, name: str, digest: str) -> MappedVersion:
-        """Return the newest version, the one before it or the pinned one, by digest.
+        """Return a version by digest: the newest or the pinned one, or the one before either.
 
         Raises StoreError for any other version.
         """
         newest = self.model(name)
-        versions = [newest, *self._versions.get(name, ())]
-        pinned = self.held.pinned(name)
-        if pinned is not None:
-            versions.append(pinned)
-        for version in versions:
-            if version.digest == digest:
+        pinned = (self.held.pinned(name), self.held.pinned_before(name))
+        for version in (newest, *self._versions.get(name, ()), *pinned):
+            if version is not None and version.digest == digest:
                 return version
         raise StoreError(
             f"model {name!r}: version {digest[:12]} is no longer available, the newest is "

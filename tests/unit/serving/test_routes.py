@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -490,6 +491,17 @@ def test_the_request_log_goes_by_the_rule(routed: Routed) -> None:
     assert len(users[1][0]) == 16  # a hash
 
 
+def test_a_shadow_whose_rule_has_ended_counts_what_it_drops() -> None:
+    counts = ShadowCounts()
+    scored = list[object]()
+    shadow = ShadowScorer(Shadow("newest"), lambda: None, counts, lambda *each: scored.append(each))
+    for _ in range(3):
+        shadow.offer(Mock(size=1), Mock())
+    wait_for(lambda: counts.dropped == 3, "all are counted")
+    shadow.close()
+    assert (counts.requests, counts.errors, scored) == (0, 0, [])
+
+
 def test_the_logged_scores_of_a_shadow_are_measured(routed: Routed, tmp_path: Path) -> None:
     """On the same candidates as the answers, and against AUCs by counting pairs."""
     first, second, _ = routed.versions
@@ -701,8 +713,8 @@ def test_a_parameter_server_pins_a_version_for_the_servers_before_it(
         with hb.Client(f"http://{server.http}") as client:
             scores = client.ask("m", trainer.asked)
         expected = trainer.scores[scores.version]
-        assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
         assert scores.late == 0
+        assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
         return scores.version
 
     wait_for(lambda: version() == newest, "the newest version", 60)
@@ -713,5 +725,8 @@ def test_a_parameter_server_pins_a_version_for_the_servers_before_it(
     change_routes(file, "m", {"shadow": "newest"})
     wait_for(lambda: rows.told("a parameter server can only pin versions"), "the reason", 60)
     assert version() == first
+    pinned = hb.ParameterServer.connect(f"grpc://127.0.0.1:{rows.port}").model("m")
     change_routes(file, "m", {"stable": "newest", "shadow": "none"})
     wait_for(lambda: version() == newest, "the newest version", 60)
+    assert pinned.version == first  # a server that does not know yet still gets its rows
+    assert pinned.find({name: np.arange(3) for name in pinned.configs})

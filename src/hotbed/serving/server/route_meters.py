@@ -19,7 +19,10 @@ _COUNTS = (
 _SHADOW_COUNTS = (
     ("requests", "Answered requests that the shadow scored, too"),
     ("rows", "Candidates that the shadow scored"),
-    ("dropped", "Requests of the sample that the shadow did not score: there were too many"),
+    (
+        "dropped",
+        "Requests of the sample that the shadow did not score: too many, or its rule had ended",
+    ),
     ("errors", "Requests that the shadow could not score"),
     ("different", "Candidates whose score by the shadow differs by more than 1e-6"),
     ("difference_sum", "Sum of the absolute differences of their scores"),

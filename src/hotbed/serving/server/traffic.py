@@ -83,7 +83,7 @@ class ShadowCounts:
 
     Attributes:
         requests, rows: that it scored, and their candidates.
-        dropped: requests of the sample that it did not score, since there were too many.
+        dropped: requests of the sample that it did not score: too many, or its rule had ended.
         errors: requests that it could not score.
         different: candidates whose scores differ by more than 1e-6.
         difference_sum, difference_most: of the absolute differences of the scores that are finite.

@@ -57,6 +57,7 @@ class HeldVersions:
         self._claimed = dict[str, dict[str, MappedVersion]]()
         self._open = dict[str, dict[str, MappedVersion]]()
         self._pinned = dict[str, MappedVersion | None]()
+        self._pinned_before = dict[str, MappedVersion | None]()
 
     def routes(self, name: str) -> RoutesInForce | None:
         """Return the rule of a model that is in force; None if there is none.
@@ -85,7 +86,7 @@ class HeldVersions:
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as file:
                 file.write(json.dumps(routes.to_json()).encode())
-        self._pinned.pop(name, None)
+        self._pinned_before[name] = self._pinned.pop(name, None)
         self.release(name)
 
     def pinned(self, name: str) -> MappedVersion | None:
@@ -98,6 +99,13 @@ class HeldVersions:
             key = None if routes is None else routes.keys.get(STABLE)
             self._pinned[name] = None if key is None else self.open(name, key)
         return self._pinned[name]
+
+    def pinned_before(self, name: str) -> MappedVersion | None:
+        """Return the version that the rule before pinned: servers ask for its rows until they know.
+
+        Only for the process that writes rules.
+        """
+        return self._pinned_before.get(name)
 
     def claim(self, name: str, version: MappedVersion) -> None:
         """Hold a version for a rule that is to come."""

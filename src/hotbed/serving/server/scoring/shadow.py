@@ -104,7 +104,8 @@ class ShadowScorer:
         counts = self._counts
         try:
             served = self._served()
-            if served is None:
+            if served is None:  # its rule has ended
+                counts.dropped += 1
                 return
             scores = served.session.ask(request.columns, request.context)
         except Exception as error:
