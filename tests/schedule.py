@@ -2,7 +2,9 @@
 """When each file of tests runs, and what it costs: a plugin of pytest.
 
 Files start in the order of their recorded seconds, the longest first, so that no long one is left
-for the end. `make durations` records them. A run says if it took 15 % more CPU time than recorded.
+for the end. Those that mostly wait, for a broker, say, are spread over the run, so that others use
+the processors meanwhile. `make durations` records them. A run says if it took 15 % more CPU time
+than recorded.
 
 Each worker collects all files, and begins at another one: pytest leaves each file that it compiles
 for the others, so that in a fresh clone each compiles a part of them.
@@ -74,10 +76,29 @@ class Rotated(pytest.Dir):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files by their recorded seconds; a file without a record counts as an average one."""
-    seconds = {name: wall for name, (wall, _) in recorded().items()}
-    average = sum(seconds.values()) / max(len(seconds), 1)
-    items.sort(key=lambda item: (-seconds.get(file_of(item), average), file_of(item)))
+    """Sort files by their starts; a file without a record counts as an average one that computes."""
+    costs = recorded()
+    average = sum(wall for wall, _ in costs.values()) / len(costs)
+    files = {file_of(item) for item in items}
+    starts = starts_of({name: costs.get(name, [average, average]) for name in files})
+    items.sort(key=lambda item: (starts[file_of(item)], file_of(item)))
+
+
+def starts_of(costs: Costs) -> dict[str, float]:
+    """Return after which share of the files of its kind each file starts, by their wall seconds.
+
+    The longest of a kind is first. Files of one kind use less than half of a processor.
+    """
+    starts = dict[str, float]()
+    for mostly_waits in (True, False):
+        kind = {
+            name: wall for name, (wall, cpu) in costs.items() if (cpu < wall / 2) is mostly_waits
+        }
+        before = 0.0
+        for name in sorted(kind, key=lambda name: (-kind[name], name)):
+            starts[name] = before / (sum(kind.values()) or 1.0)
+            before += kind[name]
+    return starts
 
 
 def file_of(item: pytest.Item) -> str:
