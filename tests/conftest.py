@@ -5,9 +5,11 @@ from test to test.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if "shared_data" in getattr(item, "fixturenames", ())]
 
 
+@pytest.hookimpl(trylast=True)  # after pytest, which has the stacks written to stderr
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        file = _stacks_folder() / f"{os.getppid()}-{config.workerinput['workerid']}"
+        stacks = file.open("w")
+        faulthandler.enable(stacks)
+        config.add_cleanup(stacks.close)
+        config.add_cleanup(faulthandler.disable)
     if os.environ.get("HOTBED_TEST_WHEEL"):
         import hotbed
 
@@ -109,7 +118,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def _stacks_folder() -> Path:
+    """Where a worker that crashes writes its stacks, which are printed at the end of the run."""
+    folder = Path(tempfile.gettempdir(), "hotbed-crashes")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for file in sorted(_stacks_folder().glob(f"{os.getpid()}-*")):
+        stacks = file.read_text()
+        file.unlink()
+        if stacks:
+            terminalreporter.write_line(f"the stacks of worker {file.name.partition('-')[2]}")
+            terminalreporter.write_line(stacks)
     session = getattr(terminalreporter, "_session", None)
     for line in _unnamed_skips(session) if session else []:
         terminalreporter.write_line(f"SKIP WITHOUT AN ALLOWED REASON {line}", red=True)
