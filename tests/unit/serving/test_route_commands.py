@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
+from forked import SERVER
 from typer.testing import CliRunner
 
 from hotbed.cli.commands import app, main
@@ -95,6 +98,37 @@ def test_a_rollback_is_of_a_stream_or_of_a_served_model(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "expected --state or --to, got both" in str(result.exception)
     assert not file.exists()
+
+
+def change_as_another(file: Path) -> str:
+    """Change a file as a user who may not write it, though its folder; return the error."""
+    change_routes(file, "ranker", {"stable": "1"})
+    file.chmod(0o444)
+    if os.getuid() == 0:
+        os.setuid(65534)
+    try:
+        change_routes(file, "ranker", {"stable": "2"})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_who_may_not_write_the_file_may_not_route() -> None:
+    """A change replaces the file, for which the rights of its folder were enough."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        file = Path(folder) / "routes.yaml"
+        error = SERVER.call(change_as_another, file)
+        assert "so you may not route, got mode 0444" in error
+        assert read_routes(file).models["ranker"].stable.pin == 1
+
+
+def test_a_changed_file_keeps_its_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("revision: 1\n")
+    file.chmod(0o660)
+    change_routes(file, "ranker", {"stable": "1"})
+    assert file.stat().st_mode & 0o777 == 0o660
 
 
 def test_the_link_of_a_platform_is_not_replaced(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -103,7 +105,8 @@ def change_routes(
         changes: the attributes of a `RouteChange`.
 
     Raises:
-        ConfigError: the file is wrong or a link, or the change is.
+        ConfigError: the file is wrong or a link, the change is wrong, or this user may not write
+            the file.
         NotWritten: the disk refuses.
     """
     change = RouteChange(**changes)
@@ -118,7 +121,8 @@ def change_routes(
             f"{file}: expected a file, got a link, such as that of a ConfigMap. Change the file "
             "where the platform takes it from."
         )
-    routes = read_routes(file) if file.exists() else Routes(0)
+    mode = _mode_of(file)
+    routes = Routes(0) if mode is None else read_routes(file)
     rule = change.applied(routes.models.get(model, ModelRule()))
     changed = Routes(routes.revision + 1, {**routes.models, model: rule})
     models = {name: each.to_json() for name, each in changed.models.items()}
@@ -128,7 +132,26 @@ def change_routes(
         file.parent.mkdir(parents=True, exist_ok=True)
         with new_file(file) as written:
             written.write(text.encode())
+            if mode is not None:
+                os.fchmod(written.fileno(), mode)
     return changed.revision, models[model]
+
+
+def _mode_of(file: Path) -> int | None:
+    """Return the permissions of a file of rules; None if there is none yet.
+
+    Raises ConfigError for one that this user may not write: a replaced file needs only the rights
+    of its folder, and who may write the file may route.
+    """
+    if not file.exists():
+        return None
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if not os.access(file, os.W_OK):
+        raise ConfigError(
+            f"{file}: you may not write this file, so you may not route, got mode {mode:04o}. Ask "
+            "its owner for the change, or for the right to write it."
+        )
+    return mode
 
 
 @dataclass(frozen=True)
