@@ -2,6 +2,9 @@
 """Minutes of load on workers that are killed, while versions arrive, a share of the users moves
 between two versions, and a shadow scores. HOTBED_SOAK_SECONDS sets the length, ten minutes by
 default.
+
+A third of the time is that of the comparison, in turn with the rule: the same server, kills and
+versions, where the newest version answers all, without log and shadow.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import random
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +31,7 @@ from tritonclient.utils import InferenceServerException
 import hotbed as hb
 from hotbed.errors import HotbedError, ServingError
 from hotbed.files import new_file
+from hotbed.persist.publish import PublishDirectory
 
 from .conftest import Process, Trainer, Workers, at_it, draw, wait_for
 from .test_grpc import tensors
@@ -38,7 +42,10 @@ Ask: TypeAlias = Callable[[int], tuple[int, str, Any]]
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000)]
 SECONDS = float(os.environ.get("HOTBED_SOAK_SECONDS", "600"))
 USERS, CANDIDATES = 40, 10
-MOVE_SECONDS, KILL_SECONDS, BASE_SECONDS = 20, 15, 15
+MOVE_SECONDS, KILL_SECONDS = 20, 15
+QUIET = "quiet"
+PHASES = {"half": 0.5, "none": 0.0, QUIET: 0.0}
+"""The share of the canary in each phase; the phases take turns."""
 
 
 class UserTrainer(Trainer):
@@ -59,13 +66,15 @@ class Asking:
     Attributes:
         counts: of answers, by protocol and route, and of lost connections.
         wrong: errors of the server, scores of no version, and users on the wrong side.
-        waits: seconds of the answers of the open loop, from when each was due.
+        waits: seconds of the answers of the open loop, from when each was due, by phase.
+        phase: the phase that the times count for.
     """
 
     def __init__(self, server: Process, trainer: UserTrainer) -> None:
         self.counts = Counter[str]()
         self.wrong = list[str]()
-        self.waits = list[float]()
+        self.waits = defaultdict[str, list[float]](list)
+        self.phase = ""
         self.share: float | None = None
         self.stop = threading.Event()
         self._server = server
@@ -96,16 +105,22 @@ class Asking:
         draws = random.Random(0)
         client = hb.Client(f"http://{self._server.http}")
 
-        def ask(due: float, user: int) -> None:
+        def ask(due: float, user: int, phase: str) -> None:
             self._ask("open", user, self._by_http(client))
-            self.waits.append(time.monotonic() - due)
+            self.waits[phase].append(time.monotonic() - due)
 
         with client, ThreadPoolExecutor(16) as pool:
             due = time.monotonic()
             while not self.stop.is_set():
                 due += draws.expovariate(rate)
                 time.sleep(max(0.0, due - time.monotonic()))
-                pool.submit(ask, due, draws.randrange(USERS))
+                pool.submit(ask, due, draws.randrange(USERS), self.phase)
+
+    def report(self, phase: str) -> str:
+        """Return the latency of the open loop in a phase."""
+        waits = self.waits[phase]
+        times = ", ".join(f"p{at} {1e3 * quantile(waits, at / 100):.1f} ms" for at in (50, 95, 99))
+        return f"{phase}: {len(waits)} requests, {times}"
 
     def _by_http(self, client: hb.Client) -> Ask:
         def ask(user: int) -> tuple[int, str, Any]:
@@ -161,8 +176,8 @@ def resident_bytes(process: int) -> int:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def p99(waits: list[float]) -> float:
-    return float(np.quantile(waits, 0.99)) if waits else float("nan")
+def quantile(waits: list[float], share: float) -> float:
+    return float(np.quantile(waits, share)) if waits else float("nan")
 
 
 def wait_for_revision(server: Process, revision: int) -> None:
@@ -174,65 +189,93 @@ def wait_for_revision(server: Process, revision: int) -> None:
     wait_for(is_there, f"revision {revision} in all processes")
 
 
+def rate_of(server: Process) -> float:
+    """Return 70 % of the requests that one client can send in a second."""
+    with hb.Client(f"http://{server.http}") as client:
+        began = time.monotonic()
+        for _ in range(300):
+            client.ask("m", draw(CANDIDATES, 7))
+        return 0.7 * 300 / (time.monotonic() - began)
+
+
+class Moves:
+    """Writes the rules of the phases, in turn."""
+
+    def __init__(self, file: Path, version: int, rules: Mapping[str, Any] | None = None) -> None:
+        canary = {"version": version, "by": "user", "salt": "s"}
+        shadow = {"version": version, "sample": 0.1, "rows_per_second": 500}
+        self._file = file
+        self.rules = rules or {
+            phase: {"log": {"sample": 0}}
+            if phase == QUIET
+            else {"canary": {**canary, "share": share}, "shadow": shadow}
+            for phase, share in PHASES.items()
+        }
+        self.revision = 0
+
+    def write(self) -> str:
+        """Write the rule of the next phase, and return its name."""
+        phase = list(self.rules)[self.revision % len(self.rules)]
+        self.revision += 1
+        spec = {"revision": self.revision, "models": {"m": self.rules[phase]}}
+        with new_file(self._file) as text:
+            text.write(yaml.safe_dump(spec).encode())
+        return phase
+
+    def next(self, server: Process, asking: Asking) -> None:
+        """Move to the next phase. The move counts for the rule that is not the comparison's."""
+        asking.share = None
+        phase = self.write()
+        if asking.phase == QUIET:
+            asking.phase = phase
+        wait_for_revision(server, self.revision)
+        asking.phase = phase
+        asking.share = PHASES.get(phase, 0.0)
+
+
 def test_a_split_that_moves_under_load_and_kills_gives_no_error_and_no_mixed_answer(
     tmp_path: Path, exported: Path
 ) -> None:
     trainer = UserTrainer(tmp_path, exported)
-    first = trainer.publish(0, full=True)
-    file = tmp_path / "routes.yaml"
-    source = (f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
-
-    plain = Workers(*source)
-    with hb.Client(f"http://{plain.http}") as client:
-        wait_for(lambda: client.ask("m", draw(3, 1)).version == first, "the first version")
-        began = time.monotonic()
-        for _ in range(300):
-            client.ask("m", draw(CANDIDATES, 7))
-        rate = 0.7 * 300 / (time.monotonic() - began)
-    with clients(plain, trainer, rate) as asking:
-        time.sleep(BASE_SECONDS)
-    base = p99(asking.waits)
-    assert not asking.wrong, asking.wrong[:5]
-    assert plain.stop() == 0
-
-    def write(revision: int, share: float) -> None:
-        canary = {"version": first, "share": share, "by": "user", "salt": "s"}
-        shadow = {"version": first, "sample": 0.1, "rows_per_second": 500}
-        models = {"m": {"canary": canary, "shadow": shadow}}
-        with new_file(file) as text:
-            text.write(yaml.safe_dump({"revision": revision, "models": models}).encode())
-
-    write(1, 0.0)
-    log = ("--set", f"log={tmp_path / 'log'}", "--set", f"rows={tmp_path / 'rows'}")
-    server = Workers(*source, "--routes", file, *log)
+    # nothing leases the version of the canary while the phase of the comparison lasts
+    trainer.publisher = PublishDirectory(trainer.folder / "published", keep=10_000)
+    moves = Moves(tmp_path / "routes.yaml", trainer.publish(0, full=True))
+    moves.write()
+    server = Workers(
+        f"m={trainer.folder / 'export'}",
+        *("--watch", trainer.folder / "published"),
+        *("--routes", tmp_path / "routes.yaml"),
+        *("--set", f"log={tmp_path / 'log'}"),
+        *("--set", f"rows={tmp_path / 'rows'}"),
+    )
     wait_for_revision(server, 1)
+    rate = rate_of(server)
     sizes = list[int]()
-    kills, seed, revision, moved, killed = 0, 1, 1, 0.0, 0.0
+    draws = random.Random(1)
+    kills, seed = 0, 1
     with clients(server, trainer, rate) as asking:
-        asking.share = 0.0
+        asking.phase, asking.share = "half", PHASES["half"]
         began = moved = killed = time.monotonic()
-        while time.monotonic() - began < SECONDS:
+        pause = KILL_SECONDS
+        while time.monotonic() - began < 1.5 * SECONDS:
             until = time.monotonic() + 1
             trainer.publish(seed, full=seed % 20 == 19)
             seed += 1
             if time.monotonic() - moved > MOVE_SECONDS:
-                asking.share = None
-                revision += 1
-                share = (0.0, 0.5)[revision % 2 == 0]
-                write(revision, share)
-                wait_for_revision(server, revision)
-                asking.share, moved = share, time.monotonic()
-            if time.monotonic() - killed > KILL_SECONDS and len(server.children) == 2:
-                os.kill(random.Random(seed).choice(server.children), signal.SIGKILL)
+                moves.next(server, asking)
+                moved = time.monotonic()
+            if time.monotonic() - killed > pause and len(server.children) == 2:
+                os.kill(draws.choice(server.children), signal.SIGKILL)
                 kills, killed = kills + 1, time.monotonic()
+                pause = draws.uniform(0.5, 1.5) * KILL_SECONDS  # not in step with the moves
             sizes.append(resident_bytes(server.process.pid))
             time.sleep(max(0.0, until - time.monotonic()))
     with hb.Client(f"http://{server.http}") as client:
         routes = client.status()["models"][0]["routes"]
     print(
         dict(asking.counts),
-        f"versions {seed}, moves {revision - 1}, kills {kills}, shadow {routes['shadow']}",
-        f"p99 {p99(asking.waits):.4f} s, with one version {base:.4f} s",
+        f"versions {seed}, moves {moves.revision - 1}, kills {kills}, shadow {routes['shadow']}",
+        *map(asking.report, PHASES),
         f"rate {rate:.0f}/s, parent {sizes[len(sizes) // 5] >> 20} to {sizes[-1] >> 20} MiB",
         sep="\n",
     )
