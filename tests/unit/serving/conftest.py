@@ -27,7 +27,8 @@ from hotbed.errors import ServingError
 from hotbed.persist.publish import PublishDirectory, Publisher
 from hotbed.persist.state.checkpoint import capture
 from hotbed.persist.state.saver import Saver
-from hotbed.serving.server.options import Options, ServerLimits
+from hotbed.serving.request_log.rescoring import rescore
+from hotbed.serving.server.options import LogOptions, Options, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
 
@@ -81,6 +82,31 @@ def exported(model: hb.RecModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def session(exported: Path) -> hb.InferenceSession:
     """What every way to ask is compared with."""
     return hb.InferenceSession(hb.ParameterServer().load("m", exported))
+
+
+def check_logged(exported: Path, folder: Path, requests: Sequence[tuple[Any, Any]]) -> None:
+    """Serve a model with a log, ask it, and score what was logged again, to the same bits.
+
+    Args:
+        exported: the model.
+        folder: of the log.
+        requests: columns and context of each request; clients ask them at the same time.
+    """
+    logs = LogOptions(str(folder), log_flush_seconds=0.02, log_part_seconds=0.1)
+    models = Models(hb.ParameterServer(), logs=logs)
+    models.add("m", exported)
+    running = Running(exported, models=models)
+
+    def ask(number: int) -> None:
+        columns, context = requests[number]
+        with hb.Client(f"http://{running.http}") as client:
+            client.ask("m", columns, context)
+
+    at_once(ask, len(requests))
+    running.close()
+    session = hb.InferenceSession(exported)
+    versions = rescore(hb.sources.RequestLog(folder / "m", follow=False), session)
+    assert [(each.requests, each.different) for each in versions] == [(len(requests), 0)]
 
 
 PATIENCE_SECONDS = 60

@@ -27,7 +27,7 @@ from hotbed.persist.state.checkpoint import capture
 from hotbed.persist.state.saver import Saver
 from hotbed.training.auto import converted
 
-from .conftest import Held, Running
+from .conftest import Held, Running, check_logged
 
 MODELS = Path(__file__).parents[2] / "parity" / "models"
 KINDS = {"int64": "INT64", "float32": "FP32"}
@@ -71,6 +71,16 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 @pytest.fixture(params=["hashing_trick", "dlrm", "tied_output"])
 def served(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
     return subjects(request.param)
+
+
+def test_logged_tensors_score_again_to_the_same_bits(served: Subject, tmp_path: Path) -> None:
+    columns = {name: tensor.numpy() for name, tensor in served.arguments.items()}
+    flat = {
+        name: values if values.ndim == 1 else list(values.reshape(len(values), -1))
+        for name, values in columns.items()
+    }
+    some = {name: values[:3] for name, values in flat.items()}
+    check_logged(served.exported, tmp_path, [(flat, {}), (some, {})])
 
 
 def relative(found: Any, expected: np.ndarray) -> float:

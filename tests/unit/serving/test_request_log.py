@@ -37,7 +37,7 @@ from hotbed.serving.server.options import LogOptions
 from hotbed.serving.server.scoring.models import Models
 from hotbed.testing import Broker
 
-from .conftest import Running, Workers, draw, wait_for
+from .conftest import Running, Workers, check_logged, draw, wait_for
 from .test_http import KINDS, ask, body
 
 LIMITS = PartLimits(1 << 20, 100.0, 1 << 30)
@@ -125,6 +125,47 @@ def test_a_logged_row_scores_again_to_the_same_bits(
     served = session.model
     assert {(row["version"], row["digest"]) for row in rows} == {(served.version, served.digest)}
     assert {row["route"] for row in rows} == {"stable"}
+
+
+EXTREMES = [-(2**63), -1, 0, 1, 2**63 - 1]
+COLUMNS_OF_KINDS = {
+    "id": pa.array(EXTREMES),
+    "text": pa.array(["a", None, "", "å", "a\0b"]),
+    "at": pa.array([0, None, 2**40, -(2**40), 5], pa.timestamp("us")),
+    "number": pa.array([0.5, None, np.nan, 1e300, -0.0]),
+    "vector": pa.array([[0.0, 1.0], [1e-40, -1.0], [0.1, 0.2], [3.0, 4.0], [5.0, 6.0]]),
+    "tags": pa.array([["x"], [], ["x", "y"], ["z"], ["y", "y"]]),
+}
+
+
+def test_each_kind_of_value_scores_again_to_the_same_bits(tmp_path: Path) -> None:
+    """Nulls, int64 extremes, texts, times, vectors and lists; alone, together, and as context."""
+    schema = hb.Schema(
+        [
+            hb.Label("label"),
+            hb.Id("id"),
+            hb.Id("text"),
+            hb.Id("at", transforms=[hb.transforms.TimeOfDay()]),
+            hb.Dense(
+                "number", transforms=[hb.transforms.FillMissing(0.5), hb.transforms.Clip(-9, 9)]
+            ),
+            hb.Dense("vector", width=2),
+            hb.Id("tags", pooling="mean"),
+        ]
+    )
+    rows = pa.table({**COLUMNS_OF_KINDS, "label": [0.0, 1.0, 0.0, 1.0, 1.0]})
+    network = hb.models.DNN(schema, hb.make_tables(schema, dim=4, init=hb.Normal(1)))
+    model = hb.RecModel(network, "bce")
+    model.fit(hb.Dataset(hb.sources.Memory(rows), schema, 5), progress=False)
+    model.export(tmp_path / "export")
+    whole = {**COLUMNS_OF_KINDS, "tags": pa.array([["x", "y"]] * 4 + [["z", "z"]])}
+    items = {name: whole[name] for name in ("text", "at", "vector", "tags")}
+    requests: list[tuple[dict[str, Any], dict[str, Any]]] = [(whole, {})]
+    for n in range(5):
+        one = {name: values.slice(n, 1) for name, values in COLUMNS_OF_KINDS.items()}
+        context = {name: COLUMNS_OF_KINDS[name].slice(n, 1) for name in ("id", "number")}
+        requests += [(one, {}), (items, context)]
+    check_logged(tmp_path / "export", tmp_path / "log", requests)
 
 
 def test_a_request_id_that_no_header_can_hold_is_encoded_or_left_out(
@@ -338,7 +379,7 @@ class Gate:
             raise OSError(28, "No space left on device")
         self.rows += rows.to_pylist()
 
-    def rotate(self) -> None: ...
+    def rotate(self, most_bytes: int | None) -> None: ...
     def close(self) -> None: ...
 
 

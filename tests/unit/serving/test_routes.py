@@ -363,6 +363,8 @@ BAD_RULES = {
     "unknown column to omit": {"log": {"omit": ["usr"]}},
     "unknown column to hash": {"log": {"hash": ["usr"]}},
     "unknown key of a log": {"log": {"flush_seconds": 1}},
+    "text for the bytes of a log": {"log": {"max_bytes": "10 GB"}},
+    "no bytes of a log": {"log": {"max_bytes": 0}},
 }
 
 
@@ -489,6 +491,8 @@ def test_the_request_log_goes_by_the_rule(routed: Routed) -> None:
     users = [row["user"] for row in rows]
     assert [users[0], *users[2:]] == [[0], [2], [4]]
     assert len(users[1][0]) == 16  # a hash
+    routed.write({**stable, "log": {"max_bytes": 1}})
+    wait_for(lambda: not list(routed.log.glob("*.parquet")), "the parts beyond its bytes are gone")
 
 
 def test_a_shadow_whose_rule_has_ended_counts_what_it_drops() -> None:
@@ -579,6 +583,8 @@ def test_a_log_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
         NO_LOGS.check_rule(rule, "routes.models.m.log")
     with pytest.raises(ConfigError, match=r"log\.hash: needs a key.*--set log_key_file="):
         LogOptions(str(tmp_path)).check_rule(rule, "routes.models.m.log")
+    with pytest.raises(ConfigError, match=r"log\.max_bytes: a topic keeps what its broker"):
+        LogOptions("kafka://broker:9092/shown").check_rule(LogRule(max_bytes=1), "log")
 
 
 def test_a_publisher_keeps_what_a_rule_names_and_no_longer(routed: Routed) -> None:

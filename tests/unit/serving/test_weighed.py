@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 
-from .conftest import Running
+from .conftest import Running, check_logged
 
 SCHEMA = hb.Schema(
     [
@@ -125,3 +125,17 @@ def test_bags_of_the_context_are_weighed_for_every_candidate(
     with hb.Client(f"http://{running.http}") as client:
         assert client.predict("m", candidates, shared) == pytest.approx(expected, abs=1e-6)
     running.close()
+
+
+def test_logged_lists_and_weights_score_again_to_the_same_bits(
+    exported: Path, tmp_path: Path
+) -> None:
+    """Of each length, and none: a request has lists of one length."""
+    columns = draw(40, 5).drop_columns(["y"])
+    lengths = np.array([len(bag) for bag in columns["clicked"].to_pylist()])
+    parts = [columns.filter(pa.array(lengths == length)) for length in np.unique(lengths)]
+    assert len(parts) == 6
+    requests = [
+        ({name: rows[name].combine_chunks() for name in rows.column_names}, {}) for rows in parts
+    ]
+    check_logged(exported, tmp_path, requests)

@@ -193,6 +193,9 @@ class ModelInputs:
     Args:
         schema: the schema.
         shapes: by column, the shape of its values for each candidate, where the model fixes it.
+
+    Attributes:
+        lists: the columns that hold a list for each candidate.
     """
 
     def __init__(self, schema: Schema, shapes: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -202,6 +205,7 @@ class ModelInputs:
         if schema.time is not None:
             self.allowed.add(schema.time.source)
         self._schema = schema
+        self.lists = frozenset(self._lists())
         # the heads that were valid, with their number of candidates
         self._layouts = WeakKeyDictionary[RequestHead, tuple[int, Sequence[TensorBlock]]]()
         self._flat = WeakKeyDictionary[RequestHead, int]()
@@ -218,7 +222,6 @@ class ModelInputs:
         datatypes = input_datatypes(self._schema)
         units = input_units(self._schema)
         derived = self._schema.derived
-        lists = self._lists()
         dense = {column.source: column for column in self._schema.dense}
         tensors = []
         for name in self.names:
@@ -227,7 +230,7 @@ class ModelInputs:
                 shape = [-1, *self._shapes[name]]
             elif name in dense and dense[name].width > 1:
                 shape = [-1, dense[name].width]
-            elif name in lists:
+            elif name in self.lists:
                 shape = [-1, -1]
             tensor: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": shape}
             parameters = units.get(name, {})

@@ -110,10 +110,10 @@ class LogFolder:
             self._leave(rows.schema)
             raise
 
-    def rotate(self) -> None:
+    def rotate(self, most_bytes: int | None = None) -> None:
         """Close parts that are long or old enough, and remove the oldest beyond `most_bytes`.
 
-        Raises OSError if a part cannot be closed yet; its rows stay in the open one.
+        `most_bytes`: None = that of the limits. Raises OSError if a part cannot be closed yet; its rows stay in the open one.
         """
         limits = self._limits
         self._close_left()
@@ -121,7 +121,7 @@ class LogFolder:
             age = time.monotonic() - part.begun
             if part.num_bytes >= limits.part_bytes or age >= limits.part_seconds:
                 self._close(schema)
-        self._remove_oldest()
+        self._remove_oldest(limits.most_bytes if most_bytes is None else most_bytes)
 
     def close(self) -> None:
         """Close all parts."""
@@ -177,12 +177,12 @@ class LogFolder:
                         writer.write_batch(batch)
         path.unlink(missing_ok=True)
 
-    def _remove_oldest(self) -> None:
+    def _remove_oldest(self, most_bytes: int) -> None:
         parts = sorted(self.path.glob("*.parquet"))
         sizes = [_size(path) for path in parts]
         total = sum(sizes)
         for path, num_bytes in zip(parts, sizes, strict=True):
-            if total <= self._limits.most_bytes:
+            if total <= most_bytes:
                 break
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

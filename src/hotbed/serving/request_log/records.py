@@ -86,6 +86,7 @@ class AnsweredRequest:
         route: why this version scored, such as "stable".
         dropped: requests before this one that are not in the log.
         anonymity: what of it the log does not hold.
+        lists: the columns of which the model takes lists.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class AnsweredRequest:
     route: str
     dropped: int = 0
     anonymity: Anonymity = WHOLE
+    lists: frozenset[str] = frozenset()
 
     @property
     def num_bytes(self) -> int:
@@ -109,6 +111,15 @@ class AnsweredRequest:
             for values in columns.values():
                 num_bytes += values.nbytes
         return num_bytes
+
+    def make_lists(self) -> None:
+        """Make lists of one value of columns of lists that were sent as values, [n] or [n, 1].
+
+        A part of the log has one type for a column, and so has its reader.
+        """
+        if self.lists:
+            self.columns = _with_lists(self.columns, self.lists)
+            self.context = _with_lists(self.context, self.lists)
 
     def kind(self) -> tuple[tuple[str, str, bool], ...]:
         """Return name and type of each column, and whether it is context."""
@@ -121,6 +132,7 @@ def alike_requests(requests: Sequence[AnsweredRequest]) -> Iterable[list[Answere
     """Return requests, grouped by the types of their columns and by what the log holds of them."""
     kinds = defaultdict[object, list[AnsweredRequest]](list)
     for request in requests:
+        request.make_lists()
         kinds[request.kind(), request.anonymity].append(request)
     return kinds.values()
 
@@ -173,6 +185,25 @@ def _own_columns(requests: Sequence[AnsweredRequest]) -> dict[str, pa.Array]:
     for name, (attribute, kind) in kinds.items():
         columns[name] = pa.array([getattr(request, attribute) for request in requests], kind)
     return columns
+
+
+def _with_lists(
+    columns: Mapping[str, ColumnValues], lists: frozenset[str]
+) -> dict[str, ColumnValues]:
+    return {
+        name: _list_of_each(values) if name in lists else values for name, values in columns.items()
+    }
+
+
+def _list_of_each(values: ColumnValues) -> ColumnValues:
+    """Return a list of each value; lists as they are."""
+    if isinstance(values, np.ndarray):
+        if values.ndim > 1:
+            return values
+        values = pa.array(values)
+    if pa.types.is_nested(values.type):
+        return values
+    return pa.LargeListArray.from_arrays(pa.array(np.arange(len(values) + 1)), values)
 
 
 def _lists(values: pa.Array, counts: Sequence[int]) -> pa.Array:

@@ -54,7 +54,7 @@ class LogTopic:
                 "the brokers and the topic."
             )
 
-    def rotate(self) -> None:
+    def rotate(self, most_bytes: int | None) -> None:
         """Nothing: what was appended is in the topic."""
 
     def close(self) -> None:

@@ -38,16 +38,17 @@ class LogSink(Protocol):
     def append(self, rows: pa.RecordBatch) -> None:
         """Write rows. Raises OSError or HotbedError if they are lost."""
 
-    def rotate(self) -> None: ...
+    def rotate(self, most_bytes: int | None) -> None: ...
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class LoggedPart:
-    """The share of requests that a log holds, and what of them it does not."""
+    """The share of requests that a log holds, what of them it does not, and its bytes."""
 
     sample: float
     anonymity: Anonymity
+    most_bytes: int | None = None  # None: those of the sink
 
 
 class RequestLogWriter:
@@ -101,13 +102,22 @@ class RequestLogWriter:
         """Return whether a request is in the sample."""
         return in_sample(request_id, self._part.sample)
 
-    def restrict(self, sample: float | None, omit: Sequence[str], hash: Sequence[str]) -> None:
+    def restrict(
+        self,
+        sample: float | None,
+        omit: Sequence[str],
+        hash: Sequence[str],
+        most_bytes: int | None = None,
+    ) -> None:
         """Log another share of the requests from now on; None = as at the start.
 
-        `omit` and `hash`: columns that are left out or hashed beside those at the start.
+        Args:
+            sample: the share.
+            omit, hash: columns that are left out or hashed beside those at the start.
+            most_bytes: of the closed parts.
         """
         share = self._settings.sample if sample is None else sample
-        self._part = LoggedPart(share, self._settings.anonymity.stricter(omit, hash))
+        self._part = LoggedPart(share, self._settings.anonymity.stricter(omit, hash), most_bytes)
 
     def add(self, request: AnsweredRequest) -> None:
         """Queue a request, or drop and count it; one without candidates has no rows."""
@@ -141,7 +151,7 @@ class RequestLogWriter:
             self._wake.wait(self._flush_seconds)
             self._wake.clear()
             self._write_queue()
-            self._try("rotated", lambda sink: sink.rotate())
+            self._try("rotated", lambda sink: sink.rotate(self._part.most_bytes))
         self._write_queue()
         self._try("closed", lambda sink: sink.close())
 

@@ -97,14 +97,17 @@ class LogRule:
         sample: the share of requests that is logged, 0 to 1; None = as the server is set.
         omit: columns that are left out, beside those that the server leaves out.
         hash: columns of which a keyed hash is logged, beside those that the server hashes.
+        max_bytes: of the closed parts; the oldest are removed. None = as the server is set.
     """
 
     sample: float | None = None
     omit: Sequence[str] = ()
     hash: Sequence[str] = ()
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         checks.between("LogRule.sample", self.sample, 0, 1)
+        checks.at_least("LogRule.max_bytes", self.max_bytes, 1)
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,11 @@ class LogOptions:
                 f"{where}.hash: needs a key, got columns {list(rule.hash)}. Start the server with "
                 "--set log_key_file=FILE."
             )
+        if rule.max_bytes is not None and topic_of(self.log) is not None:
+            raise ConfigError(
+                f"{where}.max_bytes: a topic keeps what its broker is set to, got "
+                f"{rule.max_bytes}. Set retention.bytes of the topic."
+            )
 
     def writer(self, model: str) -> RequestLogWriter | None:
         """Return what writes the log of a model; None = no log."""

@@ -306,7 +306,7 @@ class Model:
         self._rule = rule
         if self.log is not None:
             logged = rule.log or LogRule()
-            self.log.restrict(logged.sample, logged.omit, logged.hash)
+            self.log.restrict(logged.sample, logged.omit, logged.hash, logged.max_bytes)
 
     def _of_role(self, role: str) -> ServedVersion | None:
         return self.routing.roles.get(role)
@@ -482,5 +482,6 @@ class Model:
                 answer.version,
                 served.version.digest,
                 answer.route or STABLE,
+                lists=served.inputs.lists,
             )
         )
