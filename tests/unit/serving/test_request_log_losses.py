@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No answered request leaves the log uncounted: not under overload, on a full disk, or by kills;
+and the log joins with outcomes as a dict of all events does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import resource
+import signal
+import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from forked import SERVER
+
+import hotbed as hb
+from hotbed.errors import ServingError
+from hotbed.files import new_file
+from hotbed.serving.request_log.folder import LogFolder, PartLimits
+
+CLIENTS = 8
+ITEMS = 3  # of a request
+WITHIN = 600
+QUEUE_BYTES = 400  # about two requests
+LIMITS = PartLimits(1 << 30, 1e9, 1 << 40)
+
+
+class Asking:
+    """Clients of a server with a log.
+
+    Attributes:
+        answered: the items of each answered request, by its name.
+        wrong: errors that are not of a lost connection.
+    """
+
+    def __init__(self, exported: Path, folder: Path, **settings: Any) -> None:
+        from .conftest import Workers  # processes that import this file have no package
+
+        settings = {"log": folder, "log_flush_seconds": 0.02, "log_part_seconds": 1} | settings
+        words = [["--set", f"{name}={value}"] for name, value in settings.items()]
+        self.server = Workers(f"m={exported}", *itertools.chain.from_iterable(words))
+        self.log = folder / "m"
+        self.answered = dict[str, list[str]]()
+        self.wrong = list[str]()
+        self._numbers = itertools.count()
+
+    def ask(self, num_requests: int) -> None:
+        """Send requests from several clients, each with connections of its own."""
+        from .conftest import at_once
+
+        at_once(lambda _: self._ask(num_requests // CLIENTS), CLIENTS)
+
+    def _ask(self, num_requests: int) -> None:
+        from .test_load_soak import LOST
+
+        numbers = itertools.islice(self._numbers, num_requests)
+        for first in numbers:
+            with hb.Client(f"http://{self.server.http}") as client:
+                try:
+                    for number in itertools.chain([first], numbers):
+                        self._ask_once(client, number)
+                except ServingError as error:
+                    if not any(word in str(error).lower() for word in LOST):
+                        self.wrong.append(str(error))
+
+    def _ask_once(self, client: hb.Client, number: int) -> None:
+        from .conftest import draw
+
+        name, columns = f"request-{number}", draw(ITEMS, number % 40)
+        client.ask("m", columns, headers={"x-request-id": name})
+        self.answered[name] = columns["item"]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many requests the workers that live have logged and dropped."""
+        with hb.Client(f"http://{self.server.http}") as client:
+            counts: dict[str, int] = client.status()["models"][0]["log"]
+        return counts
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the requests of closed parts, and of open ones up to the last flush."""
+        rows = []
+        for part in self.log.glob(".open-*"):
+            try:
+                with pa.ipc.open_stream(part.read_bytes()) as stream:
+                    for batch in stream:
+                        rows += batch.to_pylist()
+            except (pa.ArrowInvalid, FileNotFoundError):  # is being written, or was closed
+                continue
+        for part in self.log.glob("*.parquet"):
+            rows += pq.read_table(part).to_pylist()
+        return rows
+
+    def names(self) -> set[str]:
+        """Return the names of the requests that are in the log."""
+        return {row["request_id"] for row in self.rows()}
+
+
+def limit_files(processes: list[int], num_bytes: int) -> None:
+    """Let processes write files up to so many bytes; further ones fail as on a full disk."""
+    for process in processes:
+        _, most = resource.prlimit(process, resource.RLIMIT_FSIZE)
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (num_bytes, most))
+
+
+@pytest.mark.parametrize("num_requests", [1_200, pytest.param(100_000, marks=pytest.mark.soak)])
+@pytest.mark.timeout(1800)
+def test_every_answer_is_in_the_log_or_counted_there(
+    exported: Path, tmp_path: Path, num_requests: int
+) -> None:
+    """First the queue is too short for batches, then the disk is full, and then it is not."""
+    from .conftest import wait_for
+
+    asking = Asking(exported, tmp_path / "log", log_queue_bytes=QUEUE_BYTES, batch_seconds=0.01)
+    children = asking.server.children
+    asking.ask(num_requests // 3)
+    assert asking.counts()["dropped"] > 0
+    limit_files(children, 1)
+    before = asking.counts()["logged"]
+    asking.ask(num_requests // 3)
+    wait_for(lambda: sum(asking.counts().values()) == len(asking.answered), "all are counted")
+    assert asking.counts()["logged"] - before < num_requests // 30  # those that waited
+    limit_files(children, resource.RLIM_INFINITY)
+    asking.ask(num_requests // 3)
+
+    def is_told() -> bool:
+        """Whether records count all that were dropped; the next record of each worker does."""
+        asking.ask(CLIENTS)
+        dropped = asking.counts()["dropped"]
+        return sum(row["dropped"] for row in asking.rows()) >= dropped > 0
+
+    wait_for(is_told, "the log counts what was dropped", 300)
+    assert asking.server.stop() == 0
+    assert not asking.wrong, asking.wrong[:5]
+    rows = [pq.read_table(part).to_pylist() for part in asking.log.glob("*.parquet")]
+    logged = [row["request_id"] for part in rows for row in part]
+    dropped = sum(row["dropped"] for part in rows for row in part)
+    assert len(set(logged)) == len(logged)
+    assert asking.answered.keys() >= set(logged)
+    assert len(logged) + dropped == len(asking.answered) >= num_requests // CLIENTS * CLIENTS
+    assert not list(asking.log.glob(".*"))
+
+
+def consume(log: Path, outcomes: Path, sink: Path, passage: int) -> None:
+    """Join a log with outcomes into files, each with the position after it, from the last one on.
+
+    The process is killed at a passage of `os.fsync` or `os.replace`: before it for an even number,
+    after it for an odd one. 0: it is not killed.
+    """
+    passages = itertools.count(1)
+
+    def dying(original: Any) -> Any:
+        def call(*arguments: Any, **settings: Any) -> None:
+            is_last = next(passages) == passage
+            if is_last and passage % 2 == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            original(*arguments, **settings)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        setattr(os, name, dying(getattr(os, name)))
+    done = sorted(sink.glob("*.json"))
+    position = None
+    if done:
+        position = hb.sources.Position.from_json(json.loads(done[-1].read_text())["position"])
+    join = hb.sources.Join(
+        hb.sources.RequestLog(log, follow=False),
+        hb.sources.Parquet(outcomes),
+        on=["request_id", "position"],
+        within=WITHIN,
+        time="served_at",
+        unit="us",
+    )
+    for number, (rows, after) in enumerate(join.read(position, 16), len(done)):
+        keys = ["request_id", "position", "label"]
+        samples = [[row[key] for key in keys] for row in rows.to_pylist()]
+        with new_file(sink / f"{number:06}.json") as file:
+            content = {"samples": samples, "position": after.to_json()}
+            file.write(json.dumps(content).encode())
+
+
+def write_clicks(path: Path, clicks: list[tuple[str, int, datetime]]) -> None:
+    """Write clicks at these times, and a last one after which all windows are closed."""
+    clicks = sorted(clicks, key=lambda click: click[2])
+    clicks.append(("end", 0, clicks[-1][2] + timedelta(seconds=3 * WITHIN)))
+    columns = zip(*clicks, strict=True)
+    table = dict(zip(["request_id", "position", "served_at"], columns, strict=True))
+    pq.write_table(pa.table(table), path)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.timeout(1800)
+def test_a_join_of_the_log_is_that_of_a_dict_over_kills(
+    exported: Path, tmp_path: Path, kills: int
+) -> None:
+    """Workers are killed while they log, and the reader while it joins.
+
+    A killed worker loses only requests that it had not flushed; no request is there twice.
+    """
+    from .conftest import at_it, wait_for
+
+    asking = Asking(exported, tmp_path / "log")
+    choose = random.Random(0)
+    may_be_lost = set[str]()
+    for _ in range(kills):
+        asking.ask(40)
+        expected = asking.answered.keys() - may_be_lost
+        wait_for(lambda expected=expected: expected <= asking.names(), "all are flushed")
+        before = set(asking.answered)
+        died = threading.Event()
+
+        def kill(died: threading.Event = died, before: set[str] = before) -> None:
+            wait_for(lambda: len(asking.answered) > len(before) + 8, "requests are under way")
+            os.kill(choose.choice(asking.server.children), signal.SIGKILL)
+            died.set()
+
+        with at_it(kill):
+            while not died.is_set():
+                asking.ask(16)
+        may_be_lost |= asking.answered.keys() - before
+        wait_for(lambda: len(asking.server.children) == 2, "the worker is started again", 120)
+        wait_for(lambda: sum(asking.counts().values()) >= 0, "and answers", 120)
+    assert asking.server.stop() == 0
+    assert not asking.wrong, asking.wrong[:5]
+    LogFolder(tmp_path / "log", "m", LIMITS)  # as the next start does
+    rows = [row for part in asking.log.glob("*.parquet") for row in pq.read_table(part).to_pylist()]
+    logged = {row["request_id"]: row for row in rows}
+    assert len(logged) == len(rows)
+    lost = asking.answered.keys() - logged.keys()
+    assert lost <= may_be_lost
+    assert all(
+        row["item"] == asking.answered.get(name, row["item"]) for name, row in logged.items()
+    )
+
+    sink, clicks = tmp_path / "sink", tmp_path / "clicks.parquet"
+    sink.mkdir()
+    shown = [(name, position) for name in sorted(logged) for position in range(ITEMS)]
+    clicked = {each for each in shown if choose.random() < 0.3}
+    write_clicks(clicks, [(*each, logged[each[0]]["served_at"]) for each in sorted(clicked)])
+    num_killed = 0
+    for life in range(kills):
+        try:
+            SERVER.call(consume, asking.log, clicks, sink, 3 + life % 8)
+        except AssertionError:
+            num_killed += 1
+    assert num_killed >= 2
+    SERVER.call(consume, asking.log, clicks, sink, 0)
+    samples = [
+        (name, position, label)
+        for file in sorted(sink.glob("*.json"))
+        for name, position, label in json.loads(file.read_text())["samples"]
+    ]
+    assert sorted(samples) == [(*each, each in clicked) for each in shown]
