@@ -20,6 +20,7 @@ from hotbed.persist.publish import Follower
 from hotbed.serving.routes.changing import WATCH_SECONDS, RoutedProcesses, RouteWatcher
 from hotbed.serving.routes.editing import ReplicaRoute, change_routes, differ, replica_routes
 from hotbed.serving.routes.leases import Leases
+from hotbed.serving.routes.rule import LogRule
 from hotbed.serving.server.options import (
     NO_LOGS,
     LogOptions,
@@ -96,13 +97,11 @@ def serve_models(
         rules = PoolRules(models.rules, server)
     models.check_kept(options.check_seconds)
     write_logs_aside()
-    with (
-        _following(followed, models.follow) as cache,
-        _watching(
-            routes, _places(by_name, followed, cache), rules, _leases(store.folder, followed), logs
-        ),
-    ):
-        server.run()
+    leases = _leases(store.folder, followed)
+    with _following(followed, models.follow) as cache:
+        places = _places(by_name, followed, cache)
+        with _watching(routes, places, rules, leases, logs.check_rule):
+            server.run()
 
 
 def serve_rows(
@@ -157,7 +156,8 @@ def serve_rows(
     with _following(followed, follow) as cache:
         places = _places(by_name, followed, cache)
         leases = _leases(store.folder, followed)
-        with _watching(routes, places, RowsRules(store), leases, NO_LOGS):
+        rules = RowsRules(store)
+        with _watching(routes, places, rules, leases, rules.check_log):
             server.run()
         following.close()
 
@@ -254,7 +254,7 @@ def _watching(
     places: Mapping[str, Sequence[Where]],
     rules: RoutedProcesses,
     leases: Leases,
-    logs: LogOptions,
+    check_log: Callable[[LogRule, str], None],
 ) -> Iterator[None]:
     """Put the rules of a file in force, and watch it until the block ends.
 
@@ -263,11 +263,11 @@ def _watching(
         places: where the versions of each model lie.
         rules: of the processes that answer.
         leases: of the versions that rules name.
-        logs: the log of requests, of which rules may change the content.
+        check_log: raises ConfigError for what the request log of the processes cannot do.
     """
     watching = Following(lambda _, error: log.error("%s", error))
     if routes is not None:
-        watcher = RouteWatcher(routes, places, rules, leases, logs.check_rule)
+        watcher = RouteWatcher(routes, places, rules, leases, check_log)
         watcher.start()
         watching.repeat(routes, watcher.step, WATCH_SECONDS, at_once=False)
     yield

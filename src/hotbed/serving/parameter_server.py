@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.held import HeldVersions
 from hotbed.serving.stores.locking import TemporaryFolder
-from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of
+from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, damaged_files
 from hotbed.serving.stores.opening import open_row_store
 from hotbed.serving.stores.successors import check_grows
 from hotbed.serving.stores.writing import make_newest, tidy, write_served
@@ -181,11 +181,16 @@ class ParameterServer(RowStore):
         return version
 
     def _known(self, name: str, number: int) -> MappedVersion | None:
-        """Return the version of this number that the folder holds, claimed; None for none."""
+        """Return the version of this number that the folder holds, claimed; None for none.
+
+        A version with damaged files does not count.
+        """
         newest = self.find(name)
         newest_first = [] if newest is None else [newest]
+        key, damaged = self._checked.get(name, ("", set()))
+        is_damaged = set(self.held.damaged(name)) | ({key} if damaged else set())
         for version in (*newest_first, *self._versions.get(name, ())[::-1], *self.held.whole(name)):
-            if version.version == number:
+            if version.version == number and version.key not in is_damaged:
                 self.held.claim(name, version)  # from here on no load removes its files
                 if all((version.folder / file).exists() for file in version.files()):
                     return version
@@ -207,11 +212,17 @@ class ParameterServer(RowStore):
         )
 
     def _write(self, name: str, reader: Reader) -> MappedVersion:
-        """Write a state as a version beside the newest one."""
+        """Write a state as a version beside the newest one, or anew where it has damaged files."""
         folder = ModelFolder(self.folder, name)
-        newest = self.find(name)
-        origin = None if newest is None else newest.spec["origin"]
-        return folder.open(write_served(folder, reader, newest, self._dtype, origin))
+        before = self.find(name)
+        damaged: Collection[str] = ()
+        for key, names in self.held.damaged(name).items():
+            version = self.held.open(name, key)
+            if version.digest == reader.manifest.digest:
+                before = version
+                damaged = names
+        origin = None if before is None else before.spec["origin"]
+        return folder.open(write_served(folder, reader, before, self._dtype, origin, damaged))
 
     def _tidy(self, name: str) -> None:
         """Remove the files of versions that nothing needs."""
@@ -225,22 +236,25 @@ class ParameterServer(RowStore):
     def check(self, name: str, is_wanted: Callable[[], bool] = lambda: True) -> set[str]:
         """Read all files of the newest version, and return the names of the damaged ones.
 
-        They are logged, and the next load writes them anew.
+        They are logged, and the next load writes them anew. The versions of the rule of the model
+        are read, too; their damage is recorded in `held`.
 
         Args:
             name: name of the model; a model that is not loaded has no damaged files.
             is_wanted: asked before each piece of a file; False ends the check.
         """
-        version = self.find(name)
-        damaged = set() if version is None else version.damaged(is_wanted)
+        newest = self.find(name)
+        versions = [] if newest is None else [newest]
+        versions += self.held.whole(name)
+        damaged = damaged_files(versions, is_wanted)
+        self.held.note_damage(name, damaged)
+        for file in sorted(damaged):
+            log.warning("%s", damage_of(ModelFolder(self.folder, name).path / file))
         newest = self.find(name)
         if newest is None:
             return set()
-        if newest is not version:  # its load removed files of the other one
-            damaged &= newest.files()
+        damaged &= newest.files()  # a load may have removed files of the one before
         self._checked[name] = (newest.key, damaged)
-        for file in sorted(damaged):
-            log.warning("%s", damage_of(newest.folder / file))
         return damaged
 
     def damaged(self, name: str) -> set[str]:
@@ -292,14 +306,15 @@ class ParameterServer(RowStore):
             return None
 
     def version(self, name: str, digest: str) -> MappedVersion:
-        """Return a version by digest: the newest or the pinned one, or the one before either.
+        """Return the newest version, the one before it, or one of a rule, by digest.
 
         Raises StoreError for any other version.
         """
         newest = self.model(name)
-        pinned = (self.held.pinned(name), self.held.pinned_before(name))
-        for version in (newest, *self._versions.get(name, ()), *pinned):
-            if version is not None and version.digest == digest:
+        rule = self.held.rule(name)
+        of_rules = (*rule.versions.values(), *rule.before.values())
+        for version in (newest, *self._versions.get(name, ()), *of_rules):
+            if version.digest == digest:
                 return version
         raise StoreError(
             f"model {name!r}: version {digest[:12]} is no longer available, the newest is "

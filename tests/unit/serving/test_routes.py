@@ -46,7 +46,7 @@ from hotbed.serving.session import Scores
 from hotbed.serving.stores.mapped import MappedVersion
 from hotbed.serving.stores.verifying import verify_served
 
-from .conftest import Held, Process, Running, Trainer, Workers, draw, wait_for
+from .conftest import Held, Running, Trainer, Workers, draw, wait_for
 from .test_grpc import tensors
 from .test_http import body
 from .test_request_log import stock_tensors
@@ -63,6 +63,24 @@ def logged_in(log: Path) -> list[dict[str, Any]]:
     for part in sorted(log.glob("*.parquet")):
         rows += pq.read_table(part).to_pylist()
     return sorted(rows, key=lambda row: row["served_at"])
+
+
+def session_of(trainer: Trainer, version: int) -> hb.InferenceSession:
+    """A session over a published version itself."""
+    server = hb.ParameterServer()
+    server.load("m", trainer.folder / "export")
+    loaded = server.load("m", open_checkpoint(trainer.folder / "published", version))
+    return hb.InferenceSession(loaded)
+
+
+def change_bytes(path: Path) -> None:
+    """Change the first bytes of each row of a file, which processes have mapped."""
+    with path.open("r+b") as file:
+        data = bytearray(file.read())
+        for place in range(3, len(data) // 3, 16):
+            data[place] ^= 0x40
+        file.seek(0)
+        file.write(data)
 
 
 class Routed:
@@ -122,10 +140,7 @@ class Routed:
     def expected(self, version: int) -> hb.InferenceSession:
         """A session over the published version itself."""
         if version not in self.sessions:
-            server = hb.ParameterServer()
-            server.load("m", self.trainer.folder / "export")
-            loaded = server.load("m", open_checkpoint(self.published, version))
-            self.sessions[version] = hb.InferenceSession(loaded)
+            self.sessions[version] = session_of(self.trainer, version)
         return self.sessions[version]
 
 
@@ -245,6 +260,27 @@ def test_each_user_is_on_one_side_and_answers_never_mix(routed: Routed) -> None:
     assert routed.ask(3) == (newest, "canary")
     routed.write(None)
     assert routed.ask(3) == (newest, "stable")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_scores_of_each_of_100_000_ids_betray_its_side(routed: Routed) -> None:
+    """Users that no version has seen have one score a version: it says who answered."""
+    first, second, _ = routed.versions
+    canary = {"version": first, "share": 0.3, "by": "user", "salt": "s"}
+    routed.write({"stable": {"pin": second}, "canary": canary})
+    columns = draw(2, 1)
+    columns.pop("user")
+    secrets = {
+        version: routed.expected(version).predict(columns, {"user": 10**9})
+        for version in (first, second)
+    }
+    assert np.abs(secrets[first] - secrets[second]).max() > 1e-4
+    with hb.Client(f"http://{routed.running.http}") as client:
+        for user in range(10**6, 10**6 + 100_000):
+            scores = client.predict("m", columns, {"user": user})
+            side = first if hash_of("s", user) < 0.3 * 2**64 else second
+            assert np.abs(scores - secrets[side]).max() < 1e-6, user
 
 
 def test_metrics_and_the_page_count_each_version(routed: Routed) -> None:
@@ -587,6 +623,38 @@ def test_a_log_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
         LogOptions("kafka://broker:9092/shown").check_rule(LogRule(max_bytes=1), "log")
 
 
+def own_rows(routed: Routed) -> Path:
+    """A file of rows that the pinned version has, and the newest one has not."""
+    pinned = routed.model.current.version
+    newest = routed.model.loaded(routed.model.versions[-1]).version
+    assert isinstance(pinned, MappedVersion)
+    assert isinstance(newest, MappedVersion)
+    return next(
+        pinned.folder / name
+        for name in sorted(pinned.files() - newest.files())
+        if name.endswith(".rows")
+    )
+
+
+def test_damaged_versions_of_a_rule_are_written_anew(routed: Routed) -> None:
+    """The pinned version and the canary share a file. `ask` compares each answer."""
+    first, second, _ = routed.versions
+    canary = {"version": second, "share": 0.5, "by": "user", "salt": "s"}
+    routed.write({"stable": {"pin": first}, "canary": canary})
+    sides = [routed.ask(user) for user in range(6)]
+    assert len(set(sides)) == 2
+    change_bytes(own_rows(routed))
+    with pytest.raises(AssertionError):
+        [routed.ask(user) for user in range(6)]
+    routed.models.check_kept(0.1)
+    wait_for(lambda: "damaged files of versions" in routed.model.reason, "it is found")
+    routed.watcher.step()
+    assert [routed.ask(user) for user in range(6)] == sides
+    roles = routed.model.routing.roles
+    assert [roles[role].version.mended for role in ("stable", "canary")] == [1, 1]
+    assert routed.model.reason == ""
+
+
 def test_a_publisher_keeps_what_a_rule_names_and_no_longer(routed: Routed) -> None:
     """Under `keep=1`; a lease is over after a week."""
     trainer = routed.trainer
@@ -608,19 +676,14 @@ def test_a_publisher_keeps_what_a_rule_names_and_no_longer(routed: Routed) -> No
     assert routed.model.versions[0] == str(first)  # the rows of the server stay
     rows = routed.trainer.folder / "rows"
     verify_served(rows)
-    pinned = routed.model.current.version
-    newest_version = routed.model.loaded(routed.model.versions[-1]).version
-    assert isinstance(pinned, MappedVersion)
-    assert isinstance(newest_version, MappedVersion)
-    (only, *_) = [
-        name for name in pinned.files() - newest_version.files() if name.endswith(".rows")
-    ]
-    path = rows / "m" / only
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match=re.escape(only)):
+    path = own_rows(routed)
+    change_bytes(path)
+    with pytest.raises(FormatError, match=re.escape(path.name)):
         verify_served(rows)
+    wait_for(lambda: routed.models.rules.is_damaged("m"), "it is found")  # `check_kept` goes on
+    routed.watcher.step()
+    assert "a damaged version of its rules stays" in routed.model.reason
+    assert routed.model.versions[0] == str(first)
 
 
 @pytest.mark.slow
@@ -705,34 +768,95 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
 
 
 @pytest.mark.slow
-def test_a_parameter_server_pins_a_version_for_the_servers_before_it(
+def test_servers_before_a_parameter_server_answer_by_its_rule(
     trainer: Trainer, tmp_path: Path
 ) -> None:
+    """Pins, canaries and shadows; each answer is compared with the version that it names."""
     file, published = tmp_path / "routes.yaml", trainer.folder / "published"
+    trainer.publisher = PublishDirectory(published, keep=9)
     first = trainer.publish(0, full=True)
     newest = trainer.publish(1)
     source = (f"m={trainer.folder / 'export'}", "--watch", published, "--routes", file)
     rows = Held(tmp_path / "rows", *source)
-    server = Process(f"m=grpc://127.0.0.1:{rows.port}", "--set", "cache_deadline_seconds=10")
+    log = ("--set", f"log={tmp_path / 'log'}", "--set", "log_flush_seconds=0.02")
+    remote = f"m=grpc://127.0.0.1:{rows.port}"
+    server = Workers(remote, "--set", "cache_deadline_seconds=10", *log)
+    sessions = dict[int, hb.InferenceSession]()
 
-    def version() -> int:
+    def ask(user: int | None = None) -> tuple[int, str]:
+        columns = {**draw(5, 3)}
+        context = {} if user is None else {"user": user}
+        if context:
+            del columns["user"]
         with hb.Client(f"http://{server.http}") as client:
-            scores = client.ask("m", trainer.asked)
-        expected = trainer.scores[scores.version]
+            scores = client.ask("m", columns, context)
+        if scores.version not in sessions:
+            sessions[scores.version] = session_of(trainer, scores.version)
+        expected = sessions[scores.version].predict(columns, context)
         assert scores.late == 0
         assert np.abs(scores.outputs["prediction"] - expected).max() < 1e-6
-        return scores.version
+        return scores.version, scores.route
 
-    wait_for(lambda: version() == newest, "the newest version", 60)
+    def answers(n: int = 8) -> set[tuple[int, str]]:
+        """Over a connection each, so that both workers answer."""
+        return {ask() for _ in range(n)}
+
+    def status() -> dict[str, Any]:
+        with hb.Client(f"http://{server.http}") as client:
+            routes: dict[str, Any] = client.status()["models"][0]["routes"]
+        return routes
+
+    wait_for(lambda: answers() == {(newest, "")}, "the newest version, without a rule", 60)
     change_routes(file, "m", {"stable": str(first)})
-    wait_for(lambda: version() == first, "the pinned version", 60)
+    wait_for(lambda: answers() == {(first, "stable")}, "the pinned version", 60)
     newest = trainer.publish(2)
     wait_for(lambda: rows.told(f"has version {newest}"), "another version", 60)
-    change_routes(file, "m", {"shadow": "newest"})
-    wait_for(lambda: rows.told("a parameter server can only pin versions"), "the reason", 60)
-    assert version() == first
+    assert answers() == {(first, "stable")}
+
+    canary = {"canary": "newest=50%", "by": "user", "salt": "s", "shadow": "newest"}
+    change_routes(file, "m", canary)
+    wait_for(lambda: status()["revision"] == 2, "the canary in all processes", 60)
+    wait_for(lambda: status()["roles"]["canary"]["version"] == newest, "the newest", 60)
+
+    def sides(canary: int) -> bool:
+        """Whether each user is on the side of the documented hash."""
+        expected = [
+            (canary, "canary") if hash_of("s", user) < 2**63 else (first, "stable")
+            for user in range(20)
+        ]
+        return [ask(user) for user in range(20)] == expected
+
+    assert sides(newest)
+    wait_for(lambda: status()["shadow"]["requests"] > 0, "the shadow scores", 60)
+    assert answers() == {(first, "stable")}  # several users
+    newest = trainer.publish(3)
+    wait_for(lambda: sides(newest), "the canary follows", 60)
+    change_routes(file, "m", {"canary": f"{newest}=50%", "shadow": "none"})
+    assert trainer.publish(4) > newest
+    wait_for(lambda: status()["revision"] == 3, "the canary of a number", 60)
+    assert sides(newest)
+    text = server.get("/metrics")[1]
+    hits = re.findall(r'hotbed_cache_hits_total{model="m",worker="\d"} (\S+)', text)
+    assert len(hits) == 2
+    assert sum(map(float, hits)) > 0
+    change_routes(file, "m", {"canary": "none"})
+    os.kill(server.children[0], signal.SIGKILL)  # the next one obeys from its start
+    wait_for(lambda: len(server.children) == 2, "a new worker", 120)
+    wait_for(lambda: status()["revision"] == 4, "the rule in all processes", 120)
+    assert answers() == {(first, "stable")}
+    spec = yaml.safe_load(file.read_text())
+    spec = {"revision": 5, "models": {"m": {**spec["models"]["m"], "log": {"omit": ["price"]}}}}
+    file.write_text(yaml.safe_dump(spec))
+    wait_for(lambda: status()["revision"] == 5, "the rule of the log", 60)
+    assert ask(7) == (first, "stable")
     pinned = hb.ParameterServer.connect(f"grpc://127.0.0.1:{rows.port}").model("m")
-    change_routes(file, "m", {"stable": "newest", "shadow": "none"})
-    wait_for(lambda: version() == newest, "the newest version", 60)
-    assert pinned.version == first  # a server that does not know yet still gets its rows
+    assert pinned.version == first
+    newest = max(trainer.scores)
+    change_routes(file, "m", {"stable": "newest"})
+    wait_for(lambda: answers() == {(newest, "stable")}, "the newest version", 60)
+    # a server that does not know yet still gets the rows of the version that was pinned
     assert pinned.find({name: np.arange(3) for name in pinned.configs})
+    assert server.stop() == 0
+    columns = [set(row) for row in logged_in(tmp_path / "log" / "m")]
+    assert "price" in columns[0]
+    assert "price" not in columns[-1]

@@ -113,7 +113,9 @@ class LogFolder:
     def rotate(self, most_bytes: int | None = None) -> None:
         """Close parts that are long or old enough, and remove the oldest beyond `most_bytes`.
 
-        `most_bytes`: None = that of the limits. Raises OSError if a part cannot be closed yet; its rows stay in the open one.
+        `most_bytes`: None = that of the limits.
+
+        Raises OSError if a part cannot be closed yet; its rows stay in the open one.
         """
         limits = self._limits
         self._close_left()

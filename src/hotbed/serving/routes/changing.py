@@ -16,8 +16,7 @@ from hotbed.files import Where
 from hotbed.serving.routes.leases import Leases
 from hotbed.serving.routes.rule import NEWEST, LogRule, ModelRule, Routes, read_routes
 from hotbed.serving.routes.split import check_column
-from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.held import RoutesInForce
+from hotbed.serving.stores.base import ModelVersion, RoutesInForce
 
 log = logging.getLogger("hotbed.serving")
 WATCH_SECONDS = 0.2  # between looks at the file
@@ -25,13 +24,12 @@ _RETRY_SECONDS = 2.0  # after which a rule that could not be put in force is tri
 
 
 class RoutedProcesses(Protocol):
-    """The processes of a server, all of which a rule reaches. `roles`: those that they have."""
+    """The processes of a server, all of which a rule reaches."""
 
-    @property
-    def roles(self) -> Collection[str]: ...
     def in_force(self, name: str) -> RoutesInForce | None: ...
     def is_answering(self, name: str) -> bool: ...
     def digests(self, name: str) -> set[str]: ...
+    def is_damaged(self, name: str) -> bool: ...
     def obtain(self, name: str, number: int, sources: Sequence[Where]) -> str: ...
     def newest(self, name: str) -> ModelVersion | None: ...
     def prepare(self, name: str, keys: Collection[str]) -> None: ...
@@ -43,7 +41,8 @@ class RouteWatcher:
     """Puts the rules of a file in force whenever its revision grows.
 
     All processes warm up the versions of all rules; then each answers by them. If anything is
-    wrong, the rules in force stay, and the problem is logged and reported.
+    wrong, the rules in force stay, and the problem is logged and reported. A version of a rule in
+    force that has damaged files is written anew from its source.
 
     Args:
         path: the file.
@@ -81,7 +80,7 @@ class RouteWatcher:
         self._seen = content
         if is_new:
             self._retry_at = 0.0
-        elif content != self._settled and time.monotonic() >= self._retry_at:
+        elif time.monotonic() >= self._retry_at and self._is_due(content):
             self._try(content)
         for name in self._sources:
             self._leases.hold(name, self._processes.digests(name))
@@ -91,6 +90,10 @@ class RouteWatcher:
         self._seen = self._content()
         self._try(self._seen)
 
+    def _is_due(self, content: bytes | None) -> bool:
+        """Return whether a content is not in force yet, or a version of its rules is damaged."""
+        return content != self._settled or any(map(self._processes.is_damaged, self._sources))
+
     def _content(self) -> bytes | None:
         try:
             return self._path.read_bytes()
@@ -99,12 +102,16 @@ class RouteWatcher:
 
     def _try(self, content: bytes | None) -> None:
         """Put the content of the file in force, or report why not."""
+        is_in_force = content == self._settled and content is not None  # a version is damaged
         try:
             self._apply(read_routes(self._path))
         except Exception as error:  # the thread goes on
-            self._settled = None
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
             problem = f"{self._path}: its rules are not in force: {error}"
+            if is_in_force:
+                problem = f"{self._path}: a damaged version of its rules stays: {error}"
+            else:
+                self._settled = None
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
             if problem != self._problem:
                 is_known = isinstance(error, (OSError, HotbedError))
                 log.error("%s", problem, exc_info=None if is_known else error)
@@ -131,7 +138,7 @@ class RouteWatcher:
         self._check_revision(routes.revision, rules, before)
         changed = {}
         for name, rule in rules.items():
-            if _differs(before[name], rule) or not self._processes.is_answering(name):
+            if _differs(before[name], rule) or self._needs_versions(name):
                 changed[name] = rule
         in_force = {}
         try:
@@ -151,6 +158,11 @@ class RouteWatcher:
                 renumbered = replace(routes_before, revision=routes.revision)
                 self._processes.put_in_force(name, renumbered)
         log.info("%s: revision %d is in force", self._path, routes.revision)
+
+    def _needs_versions(self, name: str) -> bool:
+        """Return whether the versions of a rule in force do not answer, or are damaged."""
+        processes = self._processes
+        return not processes.is_answering(name) or processes.is_damaged(name)
 
     def _check_revision(
         self,
@@ -176,12 +188,6 @@ class RouteWatcher:
     def _keys(self, name: str, rule: ModelRule) -> dict[str, str]:
         """Hold the versions that a rule names, and return their keys by role."""
         where = f"routes.models.{name}"
-        for role in rule.versions():
-            if role not in self._processes.roles:
-                raise ConfigError(
-                    f"{where}.{role}: a parameter server can only pin versions, got a rule with a "
-                    f"{role}. Give it to a server that loads the model itself."
-                )
         newest = self._processes.newest(name)
         if rule.canary is not None:
             if newest is None:

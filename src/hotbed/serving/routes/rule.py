@@ -17,8 +17,6 @@ CANARY = "canary"
 SHADOW = "shadow"
 NEWEST = "newest"
 """The role of the version that was loaded last, and the version of a role that follows it."""
-ROLES = frozenset({STABLE, CANARY, SHADOW})
-"""The roles of a server that scores."""
 Version: TypeAlias = int | Literal["newest"]
 _MOST_REVISION = 1 << 53  # whole numbers up to here are exact in JSON
 

@@ -22,7 +22,6 @@ from hotbed.serving.server.route_meters import (
 )
 
 if TYPE_CHECKING:
-    from hotbed.serving.cache import EmbeddingCache
     from hotbed.serving.stores.base import ModelVersion
 
 
@@ -72,10 +71,15 @@ class MeasuredLog(Protocol):
     dropped: int
 
 
+class MeasuredCaches(Protocol):
+    """The caches of a model; see `scoring.caches.ModelCaches`."""
+
+    def status(self) -> Mapping[str, float]: ...
+
+
 class MeasuredModel(RoutedModel, Protocol):
     """What the metrics read of a model; see `scoring.models.Model`."""
 
-    cache: EmbeddingCache | None
     counts: RequestCounts
     seconds: deque[float]
     swaps: int
@@ -85,7 +89,10 @@ class MeasuredModel(RoutedModel, Protocol):
     batch_seconds: float
     problem: str
     damage: str
+    held_damage: str
 
+    @property
+    def caches(self) -> MeasuredCaches | None: ...
     @property
     def log(self) -> MeasuredLog | None: ...
     @property
@@ -324,13 +331,12 @@ def model_status(model: MeasuredModel) -> dict[str, Any]:
     Durations are in seconds, moments are Unix times; unknown values are None.
     """
     current = model.served
-    cache = model.cache
     status: dict[str, Any] = {
         "digest": "",
         "published": None,
         "learned": None,
         "since": None,
-        "cache": None,
+        "cache": None if model.caches is None else model.caches.status(),
     }
     if current is not None:
         version = current.version
@@ -339,16 +345,6 @@ def model_status(model: MeasuredModel) -> dict[str, Any]:
             "published": version.published,
             "learned": version.learned,
             "since": current.since,
-        }
-    if cache is not None:
-        status["cache"] = {
-            "hits": cache.hits,
-            "misses": cache.misses,
-            "late": cache.late,
-            "rows": cache.num_rows,
-            "bytes": cache.num_bytes,
-            "fetches": cache.fetches,
-            "fetch_seconds": cache.fetch_seconds,
         }
     log = model.log
     return {
@@ -433,8 +429,15 @@ def _quantile(ordered: Sequence[float], part: float) -> float | None:
 Read: TypeAlias = "Callable[[MeasuredModel], float | None]"
 
 
-def _cache(read: Callable[[EmbeddingCache], float]) -> Read:
-    return lambda model: None if model.cache is None else read(model.cache)
+def _cache(name: str) -> Read:
+    return lambda model: None if model.caches is None else model.caches.status()[name]
+
+
+def _hit_rate(model: MeasuredModel) -> float | None:
+    if model.caches is None:
+        return None
+    counts = model.caches.status()
+    return counts["hits"] / max(1, counts["hits"] + counts["misses"])
 
 
 def _log(read: Callable[[MeasuredLog], float]) -> Read:
@@ -473,7 +476,12 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
         "Versions that could not be served, gaps and forks",
         lambda model: model.problems,
     ),
-    ("model_damaged", "Gauge", _DAMAGED, lambda model: float(bool(model.damage))),
+    (
+        "model_damaged",
+        "Gauge",
+        _DAMAGED,
+        lambda model: float(bool(model.damage or model.held_damage)),
+    ),
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
     ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
     ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
@@ -491,43 +499,23 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
         _log(lambda log: log.dropped),
     ),
     ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
-    (
-        "cache_hits",
-        "Counter",
-        "Distinct ids of requests whose row the cache held",
-        _cache(lambda cache: cache.hits),
-    ),
+    ("cache_hits", "Counter", "Distinct ids of requests whose row the caches held", _cache("hits")),
     (
         "cache_misses",
         "Counter",
-        "Distinct ids of requests whose row it did not hold",
-        _cache(lambda cache: cache.misses),
+        "Distinct ids of requests whose row they did not hold",
+        _cache("misses"),
     ),
-    (
-        "cache_late",
-        "Counter",
-        "Misses whose row came too late and read as default",
-        _cache(lambda cache: cache.late),
-    ),
-    (
-        "cache_hit_rate",
-        "Gauge",
-        "Share of hits since the start",
-        _cache(lambda cache: cache.hit_rate),
-    ),
-    ("cache_rows", "Gauge", "Rows that the cache holds", _cache(lambda cache: cache.num_rows)),
-    ("cache_bytes", "Gauge", "Memory that it holds", _cache(lambda cache: cache.num_bytes)),
-    (
-        "cache_fetches",
-        "Counter",
-        "How often the store was asked",
-        _cache(lambda cache: cache.fetches),
-    ),
+    ("cache_late", "Counter", "Misses whose row came too late and read as default", _cache("late")),
+    ("cache_hit_rate", "Gauge", "Share of hits since the start", _hit_rate),
+    ("cache_rows", "Gauge", "Rows that the caches hold", _cache("rows")),
+    ("cache_bytes", "Gauge", "Memory that they hold", _cache("bytes")),
+    ("cache_fetches", "Counter", "How often the store was asked", _cache("fetches")),
     (
         "cache_fetch_seconds",
         "Counter",
         "Seconds that requests waited for the store",
-        _cache(lambda cache: cache.fetch_seconds),
+        _cache("fetch_seconds"),
     ),
 ]
 _VERSION_GAUGES: list[tuple[str, str, Callable[[ModelVersion, float | None], float | None]]] = [

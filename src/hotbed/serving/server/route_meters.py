@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from hotbed.serving.server.traffic import BUCKETS, ShadowCounts, VersionTraffic
-from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.held import RoutesInForce
+from hotbed.serving.stores.base import ModelVersion, RoutesInForce
 
 _COUNTS = (
     ("requests", "Requests that the version scored"),

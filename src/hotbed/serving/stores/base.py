@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hotbed.data.schema import Schema
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, StoreError
 from hotbed.frozen import IdArray, RowArray
 
 Weight: TypeAlias = tuple[str, RowArray]
@@ -88,15 +88,52 @@ class ModelVersion(ABC):
         """
 
 
+@dataclass(frozen=True)
+class RoutesInForce:
+    """The rule of a model that is in force.
+
+    Attributes:
+        revision: of the file that it is from.
+        rule: its plain values.
+        keys: the keys of the versions of roles that do not follow the newest one.
+    """
+
+    revision: int
+    rule: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, spec: Mapping[str, Any]) -> RoutesInForce:
+        """Return the rule with these plain values; KeyError, TypeError or ValueError for others."""
+        return cls(int(spec["revision"]), dict(spec["rule"]), dict(spec["keys"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for files and messages."""
+        return asdict(self)
+
+
 class RowStore(ABC):
     """A source of versions and their rows. Safe to call from several threads."""
 
     @abstractmethod
     def model(self, name: str) -> ModelVersion:
-        """Return the newest version.
+        """Return the newest version, or the one that the rule of the store pins.
 
         Raises ConfigError where the model is missing, StoreError where the store does not answer.
         """
+
+    def routed(self, name: str) -> tuple[ModelVersion, RoutesInForce | None]:
+        """Return the newest version, and the rule of the model; None = the store has no rules.
+
+        Raises what `model` raises.
+        """
+        return self.model(name), None
+
+    def version_of(self, name: str, key: str) -> ModelVersion:
+        """Return the version with a key of the rule. Raises StoreError where there is none."""
+        raise StoreError(
+            f"model {name!r}: the store has no versions of rules, got {key[:12]!r}. Use the newest."
+        )
 
     @abstractmethod
     def changes(self, name: str, since: str, to: str) -> Mapping[str, IdArray] | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hotbed.errors import FormatError
 from hotbed.files import new_file, writing
+from hotbed.serving.stores.base import RoutesInForce
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 
 log = logging.getLogger("hotbed.serving")
@@ -26,22 +26,24 @@ _ROUTES_FILE = "ROUTES"
 
 
 @dataclass(frozen=True)
-class RoutesInForce:
-    """The rule of a model that is in force.
+class OpenRule:
+    """The rule of a model with its versions, open.
 
     Attributes:
-        revision: of the file that it is from.
-        rule: its plain values.
-        keys: the keys of the versions of roles that do not follow the newest one.
+        routes: the rule in force; None = none was ever in force.
+        versions: the versions that it names, by key.
+        before: those of the rule before, with which requests under way began.
     """
 
-    revision: int
-    rule: Mapping[str, Any]
-    keys: Mapping[str, str] = field(default_factory=dict)
+    routes: RoutesInForce | None = None
+    versions: Mapping[str, MappedVersion] = field(default_factory=dict)
+    before: Mapping[str, MappedVersion] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, for the file."""
-        return asdict(self)
+    @property
+    def pinned(self) -> MappedVersion | None:
+        """The version that is pinned; None = the newest one answers in general."""
+        key = None if self.routes is None else self.routes.keys.get(STABLE)
+        return None if key is None else self.versions[key]
 
 
 class HeldVersions:
@@ -54,10 +56,12 @@ class HeldVersions:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = threading.Lock()
+        self._ruling = threading.Lock()  # held while a rule is replaced or read
         self._claimed = dict[str, dict[str, MappedVersion]]()
         self._open = dict[str, dict[str, MappedVersion]]()
-        self._pinned = dict[str, MappedVersion | None]()
-        self._pinned_before = dict[str, MappedVersion | None]()
+        self._rules = dict[str, OpenRule]()
+        self._before = dict[str, Mapping[str, MappedVersion]]()
+        self._damaged = dict[str, dict[str, set[str]]]()
 
     def routes(self, name: str) -> RoutesInForce | None:
         """Return the rule of a model that is in force; None if there is none.
@@ -66,8 +70,7 @@ class HeldVersions:
         """
         path = ModelFolder(self._root, name).path / _ROUTES_FILE
         try:
-            spec = json.loads(path.read_bytes())
-            return RoutesInForce(int(spec["revision"]), dict(spec["rule"]), dict(spec["keys"]))
+            return RoutesInForce.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -82,30 +85,44 @@ class HeldVersions:
         Raises NotWritten where the disk refuses.
         """
         path = ModelFolder(self._root, name).path / _ROUTES_FILE
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path) as file:
-                file.write(json.dumps(routes.to_json()).encode())
-        self._pinned_before[name] = self._pinned.pop(name, None)
+        with self._ruling:
+            with writing(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with new_file(path) as file:
+                    file.write(json.dumps(routes.to_json()).encode())
+            before = self._rules.pop(name, None)
+            if before is not None:
+                self._before[name] = before.versions
         self.release(name)
 
-    def pinned(self, name: str) -> MappedVersion | None:
-        """Return the version that the rule of a model pins, for the process that writes rules.
+    def rule(self, name: str) -> OpenRule:
+        """Return the rule of a model with its versions, for the process that writes rules.
 
-        Raises FormatError where the rule or the version is torn.
+        Raises FormatError where the rule or a version is torn.
         """
-        if name not in self._pinned:
-            routes = self.routes(name)
-            key = None if routes is None else routes.keys.get(STABLE)
-            self._pinned[name] = None if key is None else self.open(name, key)
-        return self._pinned[name]
+        with self._ruling:
+            rule = self._rules.get(name)
+            if rule is None:
+                routes = self.routes(name)
+                keys = set() if routes is None else set(routes.keys.values())
+                versions = {key: self.open(name, key) for key in keys}
+                rule = OpenRule(routes, versions, self._before.get(name, {}))
+                self._rules[name] = rule
+            return rule
 
-    def pinned_before(self, name: str) -> MappedVersion | None:
-        """Return the version that the rule before pinned: servers ask for its rows until they know.
+    def note_damage(self, name: str, files: Collection[str]) -> None:
+        """Record which files of the versions of a model are damaged."""
+        damaged = {version.key: version.files().intersection(files) for version in self.whole(name)}
+        self._damaged[name] = {key: names for key, names in damaged.items() if names}
 
-        Only for the process that writes rules.
-        """
-        return self._pinned_before.get(name)
+    def damaged(self, name: str) -> Mapping[str, Collection[str]]:
+        """Return the damaged files of the versions of the rule in force, by key."""
+        damaged = self._damaged.get(name)
+        if not damaged:
+            return {}
+        routes = self.routes(name)
+        keys = set() if routes is None else set(routes.keys.values())
+        return {key: names for key, names in damaged.items() if key in keys}
 
     def claim(self, name: str, version: MappedVersion) -> None:
         """Hold a version for a rule that is to come."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,24 +104,14 @@ class MappedVersion(ModelVersion):
     @property
     def num_digests(self) -> int:
         """The number of files whose digest is known."""
-        return len({name for name, _, _ in self._digests()})
+        return len({name for name, _, _ in self.digests()})
 
     def damaged(self, is_wanted: Callable[[], bool] = lambda: True) -> set[str]:
         """Return the names of its files that are not as they were written. All bytes are read.
 
         `is_wanted`: asked before each piece of a file; False ends the search.
         """
-        names = set[str]()
-        for name, kind, digest in self._digests():
-            try:
-                actual = digest_of(self.folder / name, kind, is_wanted)
-            except OSError:
-                actual = "unreadable"
-            if not actual:
-                break
-            if actual != digest:
-                names.add(name)
-        return names
+        return damaged_files([self], is_wanted)
 
     def _entries(self) -> Iterator[Mapping[str, Any]]:
         """Yield the entries of its files: graphs, weights, and those of tables."""
@@ -132,7 +122,7 @@ class MappedVersion(ModelVersion):
             if table["hot"] is not None:
                 yield table["hot"]
 
-    def _digests(self) -> Iterator[tuple[str, str, str]]:
+    def digests(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, kind of digest and digest of each file that has one."""
         yield file_of(self.key), "sha256", self.key
         for entry in self._entries():
@@ -189,6 +179,36 @@ class MappedVersion(ModelVersion):
     def _ids(self, entry: Mapping[str, Any]) -> IdArray:
         data = _read(self.folder, entry)
         return np.frombuffer(data, "<i8").astype(np.int64)
+
+
+def damaged_files(
+    versions: Iterable[MappedVersion], is_wanted: Callable[[], bool] = lambda: True
+) -> set[str]:
+    """Return the names of files that are not as they were written, of versions of one model.
+
+    All bytes are read, those of a file that several versions have once.
+
+    Args:
+        versions: the versions.
+        is_wanted: asked before each piece of a file; False ends the search.
+    """
+    names = set[str]()
+    read = set[tuple[str, str, str]]()
+    for version in versions:
+        for entry in version.digests():
+            if entry in read:
+                continue
+            read.add(entry)
+            name, kind, digest = entry
+            try:
+                actual = digest_of(version.folder / name, kind, is_wanted)
+            except OSError:
+                actual = "unreadable"
+            if not actual:
+                return names
+            if actual != digest:
+                names.add(name)
+    return names
 
 
 class ModelFolder:

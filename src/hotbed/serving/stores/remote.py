@@ -17,7 +17,14 @@ import numpy as np
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
 from hotbed.frozen import IdArray, RowArray
-from hotbed.serving.stores.base import ModelVersion, RowStore, Weight, read_weights, version_fields
+from hotbed.serving.stores.base import (
+    ModelVersion,
+    RoutesInForce,
+    RowStore,
+    Weight,
+    read_weights,
+    version_fields,
+)
 from hotbed.serving.stores.fetched_maps import FetchedMaps
 from hotbed.serving.trace_context import outgoing_call
 
@@ -85,18 +92,37 @@ class RemoteParameterServer(RowStore):
         self._channel.close()
 
     def model(self, name: str) -> RemoteVersion:
-        """Return the newest version with its graph and weights.
+        """Return the newest version, or the pinned one, with its graph and weights.
 
         Raises NotServed where the server does not have this model.
         """
-        cached = self._versions.get(name)
-        request: dict[str, Any] = {"model": name}
+        return self._described({"model": name})[0]
+
+    def routed(self, name: str) -> tuple[RemoteVersion, RoutesInForce | None]:
+        version, text = self._described({"model": name, "routed": True})
+        if not text:
+            return version, None
+        try:
+            return version, RoutesInForce.from_json(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{self._place}: expected the rule of model {name!r}, got {text[:60]!r}. Look at "
+                "the server."
+            ) from error
+
+    def version_of(self, name: str, key: str) -> RemoteVersion:
+        return self._described({"model": name, "key": key})[0]
+
+    def _described(self, request: dict[str, Any]) -> tuple[RemoteVersion, bytes]:
+        """Return the version that a request describes, and the rule as text."""
+        name = request["model"]
+        cached = None if "key" in request else self._versions.get(name)
         if cached is not None:
             request |= {"known": cached.digest, "mended": cached.mended}
         seconds = min(_DESCRIBE_SECONDS, self._seconds)
         answer = self.ask("Describe", request, seconds)
         if answer.same and cached is not None:
-            return cached
+            return cached, answer.routes
         try:
             spec = json.loads(answer.json)
         except ValueError as error:
@@ -104,17 +130,21 @@ class RemoteParameterServer(RowStore):
                 f"{self._place}: expected the description of a version, got {answer.json[:60]!r}. "
                 "Look at the server."
             ) from error
-        fields = version_fields(spec, self._place)
+        version = self._fetched(name, version_fields(spec, self._place))
+        if "key" not in request:
+            with self._lock:
+                self._versions[name] = version
+        return version, answer.routes
+
+    def _fetched(self, name: str, fields: dict[str, Any]) -> RemoteVersion:
+        """Return a version with these fields, with its graph and weights."""
         request = {"model": name, "digest": fields["digest"]}
         blobs = {"Weights": self._read_all("Weights", request)}
         blobs.update(self._read_graphs(request))
         fields["schema"] = self._maps.local(
             name, fields["schema"], lambda digest: self._map(request, digest)
         )
-        version = RemoteVersion(**fields, store=self, blobs=blobs)
-        with self._lock:
-            self._versions[name] = version
-        return version
+        return RemoteVersion(**fields, store=self, blobs=blobs)
 
     def _map(self, request: Mapping[str, Any], digest: str) -> Iterator[bytes]:
         """Yield the file of a fitted map in parts."""

@@ -24,8 +24,8 @@ from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.options import NO_LOGS, LogOptions, Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.scoring.routed import LocalRules
+from hotbed.serving.stores.base import RoutesInForce
 from hotbed.serving.stores.following import hanging
-from hotbed.serving.stores.held import RoutesInForce
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 from hotbed.serving.workers.metrics import merge_metrics
@@ -381,11 +381,11 @@ class PoolRules:
     def __init__(self, local: LocalRules, pool: WorkerPool) -> None:
         self._local = local
         self._pool = pool
-        self.roles = local.roles
         self.in_force = local.in_force
         self.is_answering = local.is_answering
         self.newest = local.newest
         self.digests = local.digests
+        self.is_damaged = local.is_damaged
         self.obtain = local.obtain
         self.note_problem = local.note_problem  # workers are sent it
 

@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, PersistError
+from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, PersistError, StoreError
 from hotbed.files import map_file
 from hotbed.persist.container.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
@@ -150,11 +150,26 @@ class RowsService:
         return MESSAGES["Readiness"](ready=self.is_ready())
 
     async def _describe(self, request: Any) -> Any:
-        newest = self._model(request.model)
-        if (newest.digest, newest.mended) == (request.known, request.mended):
-            return MESSAGES["Description"](same=True)
-        text = json.dumps(newest.to_json())
-        return MESSAGES["Description"](json=text.encode())
+        name = request.model
+        version = self._model(name)
+        rule = self._server.held.rule(name)
+        answer = MESSAGES["Description"]()
+        if request.key:
+            version = rule.versions.get(request.key)
+            if version is None:
+                raise StoreError(
+                    f"model {name!r}: the rule in force names no such version, got "
+                    f"{request.key[:12]!r}. Ask for the rule."
+                )
+        elif request.routed:
+            version = self._server.model(name)
+            if rule.routes is not None:
+                answer.routes = json.dumps(rule.routes.to_json()).encode()
+        if (version.digest, version.mended) == (request.known, request.mended):
+            answer.same = True
+        else:
+            answer.json = json.dumps(version.to_json()).encode()
+        return answer
 
     async def _rows(self, request: Any) -> Any:
         version = self._version(request.model, request.digest)
@@ -221,7 +236,7 @@ class RowsService:
             raise NotServed(
                 f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._names)}."
             )
-        return self._server.held.pinned(name) or self._server.model(name)
+        return self._server.held.rule(name).pinned or self._server.model(name)
 
     def _version(self, name: str, digest: str) -> Any:
         self._model(name)
@@ -334,7 +349,8 @@ class RowsServer(Stoppable):
     def check(self, name: str, keeps_on: KeepsOn) -> bool:
         """Read the kept files of a model; return whether it has to be loaded anew."""
         damaged = self._server.check(name, keeps_on)
-        self._service.meters.damaged[name] = bool(damaged)
+        is_rule_damaged = bool(self._server.held.damaged(name))
+        self._service.meters.damaged[name] = bool(damaged) or is_rule_damaged
         if damaged:
             log.error("model %s: damaged files: %s", name, ", ".join(sorted(damaged)))
         return bool(damaged)

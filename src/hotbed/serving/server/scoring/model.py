@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,11 +25,12 @@ from hotbed.serving.routes.split import UserSplit
 from hotbed.serving.server.meters import RequestCounts
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, Scored, ServedVersion
+from hotbed.serving.server.scoring.caches import ModelCaches
 from hotbed.serving.server.scoring.shadow import ShadowScorer
 from hotbed.serving.server.traffic import ShadowCounts, VersionTraffic
 from hotbed.serving.session import InferenceSession, Scores
-from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.held import STABLE, RoutesInForce
+from hotbed.serving.stores.base import ModelVersion, RoutesInForce
+from hotbed.serving.stores.held import STABLE
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
@@ -67,7 +68,7 @@ class Model:
     Attributes:
         find: returns the newest version.
         routing: what answers.
-        cache: caches rows that the versions do not hold.
+        caches: hold rows of a parameter server; None = the versions hold theirs.
         look: checks at once whether a watched model has a new version or another rule.
         looking: held while `look` runs: the later of two calls serves the newer version.
         changing: held while a load or an unload changes what is served.
@@ -76,13 +77,15 @@ class Model:
         reading: the running read of the source, or None.
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
-        damage: which files of the served version are damaged; "" = none, as far as is known.
+        damage: which files of the newest version are damaged; "" = none, as far as is known.
+        held_damage: and which of the versions of the rule.
         routes_problem: why the newest file of rules is not in force; "" = it is.
         routing_problem: why this process does not answer by the rule in force; "" = it does.
         log: writes the requests that were answered; None = nothing does.
         outside_problem: the problem of the process that loads the model for this one.
         seconds: times of the last answered requests, in seconds.
         traffic: counts of requests by version.
+        prepared: versions that a rule to come names, by key.
         unsplit: requests that a canary could not answer, since they have no user.
         shadow_counts: what the shadow did.
     """
@@ -100,7 +103,7 @@ class Model:
         self.find = find
         self._limits = limits
         self._readers = readers
-        self.cache: EmbeddingCache | None = None
+        self.caches: ModelCaches | None = None
         self.looking = threading.Lock()
         self.changing = threading.RLock()
         self.composing = threading.RLock()
@@ -112,12 +115,13 @@ class Model:
         self.routing = Routing()
         self._newest: ServedVersion | None = None
         self._fixed = dict[str, ServedVersion]()  # versions that the rule names, by key
-        self._prepared = dict[str, ServedVersion]()  # versions that a rule to come names
+        self.prepared = dict[str, ServedVersion]()
         self._rule = ModelRule()
         self._batchers = dict[str, Batcher]()  # by role
         self._shadow: ShadowScorer | None = None
         self.problem = ""
         self.damage = ""
+        self.held_damage = ""
         self.routes_problem = ""
         self.routing_problem = ""
         self.swaps: int = 0
@@ -214,7 +218,7 @@ class Model:
             self._scored,
             self._not_scored,
             self._choose if role == STABLE else lambda request: None,
-            on_loop=self.cache is None,  # with a cache, scoring may wait for rows
+            on_loop=self.caches is None,  # with a cache, scoring may wait for rows
         )
         return queue
 
@@ -248,7 +252,8 @@ class Model:
     @property
     def own_problem(self) -> str:
         """Damaged files, and why the newest version is not served, as far as this process knows."""
-        problems = (self.damage, self.problem, self.routing_problem, self.routes_problem)
+        damage = (self.damage, self.held_damage)
+        problems = (*damage, self.problem, self.routing_problem, self.routes_problem)
         return " ".join(filter(None, problems))
 
     @property
@@ -262,7 +267,7 @@ class Model:
         A batch under way ends with the version that it began with. `problem`: why this is not the
         version that was requested.
         """
-        newest = self._warmed(loaded)
+        newest = self._warmed(loaded, None if self.caches is None else self.caches.newest())
         with self.composing:
             self._newest = newest
             self.problem = problem
@@ -272,25 +277,30 @@ class Model:
         digest = loaded.digest[:12]
         log.info("model %s %s version %d (%s)", self.name, verb, loaded.version, digest)
 
-    def prepare(self, versions: Mapping[str, ModelVersion]) -> None:
-        """Warm up the versions of a rule that is to come, by key; others are dropped."""
-        prepared = {}
-        for key, version in versions.items():
-            served = self._fixed.get(key) or self._prepared.get(key)
-            prepared[key] = served or self._warmed(version)
-        self._prepared = prepared
+    def warm(
+        self, keys: Iterable[str], open_version: Callable[[str], ModelVersion]
+    ) -> dict[str, ServedVersion]:
+        """Return the versions with these keys, each of which has scored some requests."""
+        warm = dict[str, ServedVersion]()
+        for key in sorted(set(keys)):
+            served = self._fixed.get(key) or self.prepared.get(key)
+            if served is None:
+                version = open_version(key)
+                cache = None if self.caches is None else self.caches.of(key, version)
+                served = self._warmed(version, cache)
+            warm[key] = served
+        return warm
 
-    def route(self, in_force: RoutesInForce, open_version: Callable[[str], ModelVersion]) -> None:
-        """Answer by this rule from the next request on."""
+    def route(self, in_force: RoutesInForce, versions: Mapping[str, ServedVersion]) -> None:
+        """Answer by this rule, with its versions by key, from the next request on."""
         if in_force == self.routing.in_force:
             return
         rule = rule_of(in_force.rule)
-        fixed = {}
-        for key in in_force.keys.values():
-            served = self._prepared.get(key) or self._fixed.get(key)
-            fixed[key] = served or self._warmed(open_version(key))
-        self._fixed = fixed
-        self._prepared = {}
+        self._fixed = dict(versions)
+        self.prepared = {}
+        if self.caches is not None:
+            self.caches.keep(versions)
+        self.held_damage = ""
         self._follow(rule)
         self._compose(in_force)
         if self._shadow is not None and self._shadow.rule != rule.shadow:
@@ -332,11 +342,11 @@ class Model:
         if before and self.served and before.session is not self.served.session:
             self.swaps += 1
 
-    def _warmed(self, loaded: ModelVersion) -> ServedVersion:
+    def _warmed(self, loaded: ModelVersion, cache: EmbeddingCache | None) -> ServedVersion:
         """Return a version that has scored some requests."""
         inputs = ModelInputs(loaded.schema, column_shapes(loaded.graph))
         bounds = self._limits.bounds(len(inputs.allowed))
-        session = InferenceSession(loaded, self.cache, most_entries=self._limits.request_entries)
+        session = InferenceSession(loaded, cache, most_entries=self._limits.request_entries)
         served = ServedVersion(session, inputs, bounds)
         self._warm_up(served)
         return served
@@ -344,7 +354,7 @@ class Model:
     def _warm_up(self, served: ServedVersion) -> None:
         """Score the newest small requests, or zeros, so that the first answers are not slow."""
         samples = list(self._samples)
-        if not samples and self.cache is None:  # the rows of zeros would be fetched
+        if not samples and self.caches is None:  # the rows of zeros would be fetched
             samples = [served.inputs.zeros()]
         for sample in samples:
             with suppress(HotbedError):  # other columns than those of this version
@@ -372,11 +382,25 @@ class Model:
             consequence = f"version {self.served.version.version} stays"
         log.warning("model %s: %s; %s", self.name, error, consequence)
 
-    def note_damage(self, files: Iterable[str]) -> None:
-        """Record and log damaged files of the served version, which stays until a load."""
-        self.damage = f"damaged files: {', '.join(sorted(files))}. Load the model again."
+    def note_damage(self, files: Collection[str], of_rule: Collection[str] = ()) -> None:
+        """Record and log damaged files.
+
+        Args:
+            files: of the newest version, which stays until a load.
+            of_rule: of the versions that the rule names, which stay until the rule is renewed.
+        """
+        if files:
+            self.damage = f"damaged files: {', '.join(sorted(files))}. Load the model again."
+            self._note(self.damage)
+        self.held_damage = ""
+        if of_rule:
+            names = ", ".join(sorted(of_rule))
+            self.held_damage = f"damaged files of versions of the rule: {names}."
+            self._note(self.held_damage)
+
+    def _note(self, problem: str) -> None:
         self.problems += 1
-        log.error("model %s: %s", self.name, self.damage)
+        log.error("model %s: %s", self.name, problem)
 
     def recovered(self, error: Exception) -> None:
         """Forget a problem that is over; the served version stays."""
@@ -401,7 +425,7 @@ class Model:
             self._shadow = None
         self._newest = None
         self._fixed = {}
-        self._prepared = {}
+        self.prepared = {}
         self._follow(ModelRule())
         self.routing = Routing()
 

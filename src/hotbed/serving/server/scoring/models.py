@@ -15,14 +15,14 @@ from hotbed.errors import ConfigError, HotbedError, NotServed
 from hotbed.files import Where
 from hotbed.persist.container.format import Reader
 from hotbed.persist.publish import Follower
-from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.request_log.writer import RequestIds
 from hotbed.serving.server.meters import Meters, model_status
 from hotbed.serving.server.options import NO_LOGS, LogOptions, ServerLimits
+from hotbed.serving.server.scoring.caches import ModelCaches
 from hotbed.serving.server.scoring.model import Model
-from hotbed.serving.server.scoring.routed import LocalRules, VersionLoader
+from hotbed.serving.server.scoring.routed import LocalRules, VersionLoader, answer_by
 from hotbed.serving.session import InferenceSession
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import (
@@ -167,24 +167,35 @@ class Models:
     def check_kept(self, seconds: float) -> None:
         """Check the kept files of each model that this process loads, every `seconds`."""
         for model in self:
-            if model.cache is None:
+            if model.caches is None:
                 self._following.check_kept(model.name, partial(self._check, model), seconds)
 
     def _check(self, model: Model, keeps_on: KeepsOn) -> None:
-        """Read the kept files of a model; if one is damaged, load the model anew."""
-        damaged = self._server.check(model.name, keeps_on)
-        if damaged and model.wanted:
-            model.note_damage(damaged)
-            if not self._following.again(model.name):
-                with suppress(HotbedError, OSError):  # which is logged
-                    self.load(model.name)
+        """Read the kept files of a model; if one is damaged, load the model anew.
 
-    def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
+        A version of its rule is written anew by whoever watches the file of rules.
+        """
+        damaged = self._server.check(model.name, keeps_on)
+        with model.composing:  # a rule that is renewed meanwhile clears it
+            of_rule = set().union(*self._server.held.damaged(model.name).values())
+            model.note_damage(damaged if model.wanted else (), of_rule)
+        if damaged and model.wanted and not self._following.again(model.name):
+            with suppress(HotbedError, OSError):  # which is logged
+                self.load(model.name)
+
+    def watch(
+        self,
+        name: str,
+        find: Callable[[], ModelVersion],
+        poll_seconds: float,
+        caches: ModelCaches | None = None,
+    ) -> None:
         """Add a model that another process loads, and serve the version that `find` returns.
 
-        `find` is called now and every `poll_seconds`.
+        `find` is called now and every `poll_seconds`. `caches`: of the rows of a parameter server.
         """
         model = self._models[name] = self._new(name, find)
+        model.caches = caches
         model.look = lambda: self._advance(model)
         try:
             model.look()
@@ -224,7 +235,7 @@ class Models:
             model.wanted = False
             if model.ready:
                 model.close()
-                if model.cache is None and self._server.find(name) is not None:
+                if model.caches is None and self._server.find(name) is not None:
                     self._server.unload(name)
 
     @contextmanager
@@ -344,12 +355,11 @@ class Models:
         remote_name = unquote(parts.path.strip("/")) or name
 
         def find() -> ModelVersion:
-            newest = store.model(remote_name)
-            model = self.named(name)
-            model.cache = model.cache or EmbeddingCache(store, remote_name, **self._cache)
+            newest, in_force = store.routed(remote_name)
+            answer_by(self.named(name), lambda: in_force, partial(store.version_of, remote_name))
             return newest
 
-        self.watch(name, find, _REMOTE_SECONDS)
+        self.watch(name, find, _REMOTE_SECONDS, ModelCaches(store, remote_name, dict(self._cache)))
 
     def _advance(self, model: Model) -> None:
         if not model.wanted:
@@ -357,7 +367,7 @@ class Models:
                 model.close()
             return
         with model.looking:
-            if model.cache is None:
+            if model.caches is None:
                 self.rules.look_at(model.name)
             newest = model.find()
             with model.changing:

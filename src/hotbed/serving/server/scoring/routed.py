@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from hotbed.errors import HotbedError
 from hotbed.files import Where
 from hotbed.persist.container.format import Reader
-from hotbed.serving.routes.rule import NEWEST, ROLES
+from hotbed.serving.routes.rule import NEWEST
 from hotbed.serving.server.scoring.model import Model
 from hotbed.serving.session import InferenceSession
-from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.base import ModelVersion, RoutesInForce
 from hotbed.serving.stores.following import KeepsOn
-from hotbed.serving.stores.held import HeldVersions, RoutesInForce
+from hotbed.serving.stores.held import HeldVersions
 from hotbed.serving.stores.mapped import MappedVersion
 
 log = logging.getLogger("hotbed.serving")
@@ -47,8 +47,6 @@ class LocalRules:
         named: returns a model of this process.
         models: returns all of them.
     """
-
-    roles = ROLES
 
     def __init__(
         self,
@@ -81,6 +79,10 @@ class LocalRules:
         """Return the digests of the versions that the rule in force names by their numbers."""
         return self._named(name).digests
 
+    def is_damaged(self, name: str) -> bool:
+        """Return whether a version of the rule in force has damaged files."""
+        return bool(self._server.held.damaged(name))
+
     def obtain(self, name: str, number: int, sources: Sequence[Where]) -> str:
         """Hold a version for a rule that is to come, and return its key.
 
@@ -93,8 +95,8 @@ class LocalRules:
         store = self._server.held
         if not keys:
             store.release(name)
-        versions = {key: store.open(name, key) for key in sorted(set(keys))}
-        self._named(name).prepare(versions)
+        model = self._named(name)
+        model.prepared = model.warm(keys, partial(store.open, name))
 
     def put_in_force(self, name: str, routes: RoutesInForce) -> None:
         """Write the rule of a model, and answer by it."""
@@ -112,21 +114,34 @@ class LocalRules:
 
     def look_at(self, name: str) -> None:
         """Answer by the rule of a model that is in force, if the model is wanted."""
-        model = self._named(name)
-        with model.composing:
-            if model.wanted:
-                self._look(model)
-
-    def _look(self, model: Model) -> None:
-        """Answer by the rule in force; on an error, what was served stays."""
         store = self._server.held
-        problem = ""
-        try:
-            in_force = store.routes(model.name)
-            if in_force is not None:
-                model.route(in_force, partial(store.open, model.name))
-        except HotbedError as error:
-            problem = f"its rule is not in force: {error}"
-            if problem != model.routing_problem:
-                log.error("model %s: %s", model.name, problem)
-        model.routing_problem = problem
+        answer_by(self._named(name), partial(store.routes, name), partial(store.open, name))
+
+
+def answer_by(
+    model: Model,
+    find: Callable[[], RoutesInForce | None],
+    open_version: Callable[[str], ModelVersion],
+) -> None:
+    """Answer by the rule in force, if the model is wanted; on an error, what was served stays.
+
+    Args:
+        model: the model.
+        find: returns the rule in force; None = there is none.
+        open_version: returns the version with a key of the rule.
+    """
+    if not model.wanted:
+        return
+    problem = ""
+    try:
+        in_force = find()
+        if in_force is not None and in_force != model.routing.in_force:
+            versions = model.warm(in_force.keys.values(), open_version)
+            with model.composing:
+                if model.wanted and find() == in_force:  # no other rule came meanwhile
+                    model.route(in_force, versions)
+    except HotbedError as error:
+        problem = f"its rule is not in force: {error}"
+        if problem != model.routing_problem:
+            log.error("model %s: %s", model.name, problem)
+    model.routing_problem = problem
