@@ -137,6 +137,7 @@ NAVIGATION = {
         "embedding",
         "tiers",
         "watching",
+        "watch_page",
         "bad_model",
         "grains",
         "ranks",

@@ -47,6 +47,7 @@ FOLDERS = [
     "job",
     "prepare",
     "quality",
+    "watch",
     "compat",
     "cli",
     "testing",
@@ -79,6 +80,7 @@ ONLY = {
         "prepare",
         "quality",
         "serving.main",
+        "watch",
     }
 }
 NATIVE = {

@@ -264,21 +264,27 @@ def writing(place: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears at `path`, whole and on disk, when the block ends.
 
     It replaces a file that is there. After an error `path` is as before.
+
+    Args:
+        path: the file.
+        durable: False: do not wait for the disk. After a loss of power the file may be torn.
     """
     partial = partial_path(path.parent, path.name)
     try:
         with open(partial, "xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def close_synced(handle: int) -> None:

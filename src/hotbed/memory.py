@@ -20,7 +20,7 @@ def return_free_memory(above: int = 0) -> None:
     Args:
         above: do nothing while the process takes at most this many bytes.
     """
-    if above and _resident_bytes() <= above:
+    if above and resident_bytes() <= above:
         return
     _core.return_free_memory()
     pa.default_memory_pool().release_unused()
@@ -36,7 +36,8 @@ def peak_bytes() -> int:
     return int(peak.split()[1]) * 1024
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process takes now."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[1])

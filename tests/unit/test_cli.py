@@ -112,6 +112,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "predict": ["--keep", "--out", "--ranks", "--set", "files", "what"],
         "rescore": ["log", "model"],
         "measure": ["--set", "file"],
+        "watch": ["--host", "--port", "--published", "--quality", "--token-file", "run", "servers"],
         "export": ["--out", "--set", "what"],
         "serve": [
             "--grpc-port",

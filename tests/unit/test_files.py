@@ -208,6 +208,11 @@ def test_new_file_is_on_disk_before_it_appears(
     with new_file(tmp_path / "file") as file:
         file.write(b"data")
     assert calls == ["sync", "replace", "sync"]  # the last one is of the folder
+    calls.clear()
+    with new_file(tmp_path / "file", durable=False) as file:
+        file.write(b"data")
+        file.flush()
+    assert calls == ["replace"]
 
 
 @pytest.mark.parametrize("data", [b"", b"some bytes"])

@@ -59,6 +59,9 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(help="A file of tokens, one a line; requests without one are rejected."),
 ]
+AskToken = Annotated[
+    Path | None, typer.Option(help="A file of tokens; servers that are asked get the first one.")
+]
 Watch = Annotated[
     list[str] | None, typer.Option(help="[NAME=]DIR or kafka://HOST:PORT/TOPIC to follow.")
 ]
@@ -493,9 +496,7 @@ def route(
         list[str] | None,
         typer.Option(metavar="URL", help="Compare replicas; may be repeated. Changes nothing."),
     ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="A file of tokens; replicas get the first one, with --show.")
-    ] = None,
+    token_file: AskToken = None,
 ) -> None:
     """Change which versions of a model answer, or compare replicas. See docs/routing.md.
 
@@ -595,6 +596,35 @@ def measure(
 
     quality = ServingQuality.read(file, _assigned(assignments, "measure"))
     show.print_quality(quality.measure(report=show.print_window))
+
+
+@app.command()
+def watch(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The output of a job, its file, or its states.")
+    ],
+    servers: Annotated[
+        list[str] | None, typer.Argument(metavar="[SERVER]...", help="http://HOST:PORT to ask.")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0: a free one.")] = 9111,
+    published: Annotated[
+        str | None, typer.Option(help="The folder of versions; default: as the job says.")
+    ] = None,
+    quality: Annotated[
+        Path | None, typer.Option(help="The output of `hotbed measure`; default: RUN/quality.")
+    ] = None,
+    token_file: AskToken = None,
+) -> None:
+    """Show a run, its publisher and its servers on one live page, until Ctrl-C.
+
+    It reads what they write, and never asks the training. See docs/watch_page.md.
+    """
+    from hotbed.cli import show
+    from hotbed.watch.server import PageSettings, serve_page
+
+    settings = PageSettings(published, quality, token_file, host, port)
+    serve_page(run, servers or (), settings, show.print_line)
 
 
 @app.command()

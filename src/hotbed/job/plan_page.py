@@ -10,7 +10,7 @@ from hotbed.files import Where
 from hotbed.job.planning import JobPlan
 from hotbed.persist.container.store import write_text
 from hotbed.pictures.bars import Bar, bars_figure
-from hotbed.pictures.charts import number_text
+from hotbed.pictures.numbers import number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed import config
 from hotbed.connectors import Live
 from hotbed.errors import ConfigError, DataError
-from hotbed.files import Where
+from hotbed.files import Where, resolve
 from hotbed.job.check import check_resume, check_start
 from hotbed.job.dialect import Dialect, dialect_of, drafted
 from hotbed.job.draft import Sample, draft, source_of
@@ -289,12 +289,15 @@ class _Learning:
     def _callbacks(self, *, stream: bool = False) -> list[Any]:
         """Return the callbacks of a part; its baselines begin with what those before learned."""
         from hotbed.training.watching.baselines import Baselines
+        from hotbed.training.watching.status_file import StatusFile
 
         callbacks = self._job.make_callbacks(stream=stream)
         baselines = [callback for callback in callbacks if isinstance(callback, Baselines)]
         for before, after in zip(self.baselines, baselines, strict=False):
             after.load_state(before.state())
         self.baselines = baselines
+        if isinstance(resolve(self._job.output), Path):
+            callbacks.append(StatusFile(self._job.output))
         return callbacks
 
     def _begin(self, model: RecModel, part: str) -> None:

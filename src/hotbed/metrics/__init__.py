@@ -24,6 +24,7 @@ metric that needs bounded memory on an endless stream.
     reliability.py     how predicted probabilities compare with what happened
     score_counts.py    weights of negatives and positives by score
     segments.py        figures of the samples of each country, each device, and so on
+    stability.py       how much a distribution has moved
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from hotbed.pictures.numbers import Language, number_text
+
 WIDTH = 560
 HEIGHT = 250
 LEFT = 52
@@ -21,6 +23,7 @@ RIGHT = 546
 TOP = 12
 BOTTOM = 218
 COLORS = 8
+_BY_SECONDS = 3600e6  # spans of time, in microseconds, whose moments are shown to the second
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Chart:
         levels: y positions that get a dashed line, by name.
         from_zero: the y axis begins at 0.
         x_bounds: begin and end of the x axis; None = those of the series.
+        language: of the numbers.
     """
 
     title: str
@@ -67,6 +71,7 @@ class Chart:
     levels: Mapping[str, float] = field(default_factory=dict)
     from_zero: bool = False
     x_bounds: tuple[float, float] | None = None
+    language: Language = "en"
 
 
 @dataclass(frozen=True)
@@ -128,11 +133,12 @@ def _scales(chart: Chart, axes: _Axes) -> list[str]:
         y = axes.y(step)
         shapes.append(_level_line("axis", y))
         place = f"x='{LEFT - 8}' y='{y + 4:.1f}' text-anchor='end'"
-        shapes.append(f"<text {place}>{number_text(step)}</text>")
-    for tick, label in _x_ticks(axes.x0, axes.x1, chart):
+        shapes.append(f"<text {place}>{number_text(step, chart.language)}</text>")
+    for number, (tick, label) in enumerate(_x_ticks(axes.x0, axes.x1, chart)):
         x = axes.x(tick)
         anchor = "end" if x > RIGHT - 30 else "middle"
-        place = f"x='{x:.1f}' y='{BOTTOM + 18}' text-anchor='{anchor}'"
+        between = " class='between'" if number % 2 else ""  # left out where the page is narrow
+        place = f"x='{x:.1f}' y='{BOTTOM + 18}' text-anchor='{anchor}'{between}"
         shapes.append(f"<text {place}>{label}</text>")
     label = html.escape(chart.x_label)
     shapes.append(f"<text x='{RIGHT}' y='{BOTTOM + 32}' text-anchor='end'>{label}</text>")
@@ -209,6 +215,8 @@ def _data(chart: Chart, axes: _Axes) -> dict[str, Any]:
         "right": RIGHT,
         "width": WIDTH,
         "time": chart.time,
+        "seconds": chart.time and axes.x1 - axes.x0 < _BY_SECONDS,
+        "language": chart.language,
         "label": chart.x_label,
         "series": series,
     }
@@ -240,8 +248,8 @@ def _x_ticks(x0: float, x1: float, chart: Chart) -> list[tuple[float, str]]:
         width = max(1, math.ceil((x1 - x0) / 8))
         return [(float(x), str(x)) for x in range(int(x0), int(x1) + 1, width)]
     if not x1 > x0:
-        return [(x0, number_text(x0))]
-    return [(x, number_text(x)) for x in ticks(x0, x1) if x0 <= x <= x1]
+        return [(x0, number_text(x0, chart.language))]
+    return [(x, number_text(x, chart.language)) for x in ticks(x0, x1) if x0 <= x <= x1]
 
 
 def _time_ticks(x0: float, x1: float) -> list[tuple[float, str]]:
@@ -253,25 +261,12 @@ def _time_ticks(x0: float, x1: float) -> list[tuple[float, str]]:
         layout = "%b %Y"
     elif days > 4:
         layout = "%d %b"
-    else:
+    elif x1 - x0 >= _BY_SECONDS or not x1 > x0:
         layout = "%d %b %H:%M"
+    else:
+        layout = "%H:%M:%S"
     places = [x0]
     if x1 > x0:
         places = [x0 + (x1 - x0) * part / 4 for part in range(5)]
     labels = [datetime.fromtimestamp(x / 1e6, UTC).strftime(layout) for x in places]
     return list(zip(places, labels, strict=True))
-
-
-def number_text(value: Any) -> str:
-    """Return a number as people write it: 1.2 M, 1,234, 0.5; other values as text."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return str(value)
-    if not math.isfinite(value):
-        return "–"
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,.4g} M"
-    if float(value).is_integer() or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) < 1e-3:
-        return f"{value:.2g}"
-    return f"{value:.4f}".rstrip("0").rstrip(".")

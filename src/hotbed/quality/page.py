@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.persist.container.store import write_text
-from hotbed.pictures.charts import COLORS, Chart, Series, figure, number_text
+from hotbed.pictures.charts import COLORS, Chart, Series, figure
+from hotbed.pictures.numbers import number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side
 from hotbed.quality.cells import METRICS
 from hotbed.quality.results import Quality
@@ -27,6 +28,7 @@ _DIFFERENCES_TEXT = (
 _NEWEST_TEXT = (
     "Behind each figure is half the width of its interval; - stands for an undefined figure."
 )
+_ALL = "all answered"
 _TITLES = {
     "auc": "AUC",
     "log_loss": "Log loss",
@@ -50,23 +52,28 @@ def write_page(path: Path, quality: Quality) -> None:
         **{_TITLES[name].partition(":")[0]: whole[name] for name in METRICS},
     }
     subtitle = f"newest window: {newest:%Y-%m-%d %H:%M} to {whole['end']:%Y-%m-%d %H:%M} UTC"
-    by_route: dict[str, list[Row]] = {}
-    for row in windows:
-        if row["column"] is None:
-            by_route.setdefault(row["route"] or "all answered", []).append(row)
-    if len(by_route) == 2:  # all answers are those of one route
-        del by_route["all answered"]
     compared: dict[str, list[Row]] = {}
     for row in differences:
         if row["column"] is None:
             compared.setdefault(f"{row['route']} minus {row['against']}", []).append(row)
     sections = [
-        _charts("Over time", _WINDOWS_TEXT, by_route),
+        _charts("Over time", _WINDOWS_TEXT, by_route(windows)),
         _charts("Differences over time", _DIFFERENCES_TEXT, compared, levels={"equal": 0.0}),
         _table("Differences in the newest window", differences, newest),
         _table("The newest window", windows, newest),
     ]
     write_text(path, page_of("Quality of what was served", subtitle, cards, sections))
+
+
+def by_route(windows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of whole routes by the name of their line, in the order of time."""
+    routes: dict[str, list[Row]] = {}
+    for row in windows:
+        if row["column"] is None:
+            routes.setdefault(row["route"] or _ALL, []).append(row)
+    if len(routes) == 2:  # all answers are those of one route
+        del routes[_ALL]
+    return routes
 
 
 def _charts(
@@ -76,16 +83,26 @@ def _charts(
     levels: Mapping[str, float] | None = None,
 ) -> str:
     """Return a section with a chart of each metric; "" without lines."""
+    charts = [figure(chart) for chart in charts_of(lines, METRICS, levels)]
+    return section(name, side_by_side(charts), text) if charts else ""
+
+
+def charts_of(
+    lines: Mapping[str, Sequence[Row]],
+    metrics: Sequence[str],
+    levels: Mapping[str, float] | None = None,
+) -> list[Chart]:
+    """Return a chart of each metric that is defined, with a line for each name in `lines`."""
     charts = []
-    for metric in METRICS:
+    for metric in metrics:
         chart = Chart(_TITLES[metric], "", time=True, levels=levels or {})
         for color, (line, rows) in enumerate(lines.items()):
             windows = [row for row in rows if not math.isnan(row[metric])]
             if windows:
                 chart.series.append(_line(line, metric, windows, color % COLORS))
         if chart.series:
-            charts.append(figure(chart))
-    return section(name, side_by_side(charts), text) if charts else ""
+            charts.append(chart)
+    return charts
 
 
 def _line(name: str, metric: str, rows: Sequence[Row], color: int) -> Series:
@@ -105,7 +122,7 @@ def _table(name: str, rows: Sequence[Row], newest: Any) -> str:
     for row in rows:
         if row["begin"] != newest:
             continue
-        place = [row["route"] or "all answered", row["column"] or "", value_text(row)]
+        place = [row["route"] or _ALL, row["column"] or "", value_text(row)]
         numbers = [number_text(row[count]) for count in counts]
         cells.append([*place, *numbers, *(figure_text(row, metric) for metric in METRICS)])
     head = ["route", "column", "value", *counts, *heads]

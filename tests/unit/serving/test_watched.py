@@ -23,6 +23,7 @@ from hotbed.persist.publish import Follower
 from hotbed.serving.server.meters import RequestCounts, combine_statuses
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.traffic import ShadowCounts
+from hotbed.watch.server import PageSettings, page_server
 
 from .conftest import Running, Trainer, draw, wait_for
 from .test_grpc import tensors
@@ -221,6 +222,38 @@ def test_freshness_counts_from_the_newest_event_to_served(trainer: Trainer) -> N
     object.__setattr__(current.version, "learned", None)
     assert "hotbed_model_freshness_seconds{" not in got(running, "/metrics")
     running.close()
+
+
+def test_page_of_a_run_shows_what_a_server_answers_and_names_one_that_is_away(
+    exported: Path, tmp_path: Path
+) -> None:
+    running = Running(exported)
+    url = f"http://{running.http}"
+    with hb.Client(url) as client:
+        client.predict("m", draw(20, 1))
+    (tmp_path / "job.json").write_text("{}")
+    page = page_server(str(tmp_path), [url, "http://127.0.0.1:9"], PageSettings())
+    page.start()
+    with urlopen(page.address) as answer:
+        text = answer.read().decode()
+    with urlopen(f"{page.address}status") as answer:
+        seen = json.loads(answer.read())["servers"]
+    (model,) = seen[url]["value"]
+    status = json.loads(got(running, "/status"))["models"][0]
+    assert model["version"] == status["version"]
+    assert model["candidates"] == 20
+    assert model["roles"][0]["version"] == int(status["version"])
+    assert sum(role["requests"] for role in model["roles"]) == 1
+    assert f"m at {url}: READY, no rule: the newest version answers" in text
+    assert "http://127.0.0.1:9: 127.0.0.1:9: the server does not answer" in text
+    running.close()
+    wait_for(
+        lambda: "does not answer" in page.watched.seen().servers[url].problem,
+        "the page says that the server is away",
+    )
+    look = page.watched.seen().servers[url]
+    assert look.value is not None  # what it answered last is shown with the time
+    page.close()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from hotbed.models import layers
 from hotbed.training.callbacks import Checkpoint, Evict, Windows
 from hotbed.training.run import Run
 from hotbed.training.step.one_pass import is_same_in_both_modes, obstacle_to_one_pass
-from hotbed.training.watching.history import Point
+from hotbed.training.watching.points import Point
 from hotbed.training.watching.window_log import Window
 
 from .test_ahead import LEAVES, POLICIES, counts, everything

@@ -15,8 +15,10 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.pictures.charts import Chart, Series, figure, number_text, ticks
-from hotbed.training.watching.history import History, Point
+from hotbed.pictures.charts import Chart, Series, figure, ticks
+from hotbed.pictures.numbers import number_text
+from hotbed.training.watching.history import History
+from hotbed.training.watching.points import Point
 from hotbed.training.watching.report import add_serving, write_report
 from hotbed.training.watching.served import Answer, Served
 from hotbed.training.watching.window_log import Window

@@ -1432,6 +1432,7 @@ WITHOUT_ROWS = {
     "Pairwise": "has no arguments",
     "ProgressBar": "shows, and keeps nothing for a resume",
     "Prometheus": "shows, and keeps nothing for a resume",
+    "StatusFile": "shows, and keeps nothing for a resume",
     "TensorBoard": "shows, and keeps nothing for a resume",
     "Validate": "for a fit, whose results it shows; what judges them has a row",
 }

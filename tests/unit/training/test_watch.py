@@ -474,6 +474,63 @@ def test_without_prometheus_client_the_error_says_what_to_install(
         stream(model_of(network), dataset(64), hb.callbacks.Prometheus(port=0))
 
 
+# --- the status file ------------------------------------------------------------------------------
+
+
+def test_status_file_says_what_a_run_did(dataset: Any, network: Any, tmp_path: Path) -> None:
+    seen = []
+
+    class Reader:
+        def barrier(self, step: int, now: int | None) -> bool:
+            return False
+
+        def on_step_end(self, run: Any) -> None:
+            seen.append(json.loads((tmp_path / "status.json").read_text()))
+
+    saves = hb.callbacks.Checkpoint(tmp_path, every_steps=4)
+    writer = hb.callbacks.StatusFile(tmp_path, every_seconds=0)
+    model = model_of(network)
+    stream(model, dataset(512), Reader(), saves, writer)
+    assert [status["step"] for status in seen] == list(range(8))
+    assert {status["state"] for status in seen} == {"training"}
+    last = json.loads((tmp_path / "status.json").read_text())
+    assert (last["state"], last["step"], last["samples"]) == ("ended", 8, 512)
+    assert last["rows"] == {name: table.stats["rows"] for name, table in model.tables.items()}
+    assert last["watermark"] == 511
+    assert last["saves"]["last_step"] == 8
+    assert last["moments"]["samples"] == [*range(0, 513, 64), 512]
+    assert last["moments"]["time"] == sorted(last["moments"]["time"])
+
+
+def test_status_file_that_cannot_be_written_stops_no_training(
+    dataset: Any, network: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    folder.write_text("a file where the folder should be")
+    writer = hb.callbacks.StatusFile(folder, every_seconds=0)
+    with pytest.raises(ConfigError, match=r"StatusFile.folder: is not a folder"):
+        writer.check_ready()
+    with caplog.at_level(logging.WARNING, "hotbed"):
+        history = stream(model_of(network), dataset(512), writer)
+    assert history.points[-1].samples == 512
+    assert caplog.text.count("not written, so that `hotbed watch` shows no news") == 1
+
+
+def test_status_file_names_the_error_that_ended_a_run(
+    dataset: Any, network: Any, tmp_path: Path
+) -> None:
+    class Fails:
+        def on_step_end(self, run: Any) -> None:
+            if run.step == 3:
+                raise DataError("row 7 is bad")
+
+    with pytest.raises(DataError):
+        stream(model_of(network), dataset(512), Fails(), hb.callbacks.StatusFile(tmp_path))
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("failed", 3)
+    assert status["error"] == "DataError: row 7 is bad"
+
+
 # --- TensorBoard ----------------------------------------------------------------------------------
 
 

@@ -21,7 +21,8 @@ from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Transform
 from hotbed.persist.container.store import write_text
 from hotbed.pictures.bars import Bar, bars_figure
-from hotbed.pictures.charts import Chart, Series, figure, number_text
+from hotbed.pictures.charts import Chart, Series, figure
+from hotbed.pictures.numbers import number_text
 from hotbed.pictures.page import grid, page_of, section, side_by_side
 from hotbed.prepare.report.alone import MOST_AUC, Finding
 from hotbed.prepare.report.distinct import ERROR, FEW

@@ -29,6 +29,7 @@ from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus
 from hotbed.training.watching.segments import BySegment
+from hotbed.training.watching.status_file import StatusFile
 from hotbed.training.watching.tensorboard import TensorBoard
 from hotbed.training.watching.windows import Windows
 
@@ -45,6 +46,7 @@ __all__ = [
     "Prometheus",
     "ReducePlateau",
     "BySegment",
+    "StatusFile",
     "TensorBoard",
     "Validate",
     "Windows",

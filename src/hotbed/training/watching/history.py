@@ -6,18 +6,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
-from hotbed.training.columns import Tables, columns, counters, rows_of, tables_of
+from hotbed.training.columns import Tables, columns, rows_of
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.scorer import Progressive, watch_scores
 from hotbed.training.watching.baselines import Baselines, Figures, findings
+from hotbed.training.watching.points import Point, points_of, state_of_points
 from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.segments import BySegment, SegmentTables, segment_findings
 from hotbed.training.watching.window_log import Window
@@ -26,32 +26,6 @@ from hotbed.training.watching.windows import Windows
 MAX_POINTS = 512
 WALL = ("seconds", "samples_per_second")
 """The values of an epoch that the clock measures; no content digest covers them."""
-
-
-@dataclass
-class Point:
-    """The state of training at one moment.
-
-    Attributes:
-        step, epoch, samples: counters of the run.
-        seconds: since training began, or since the last restart.
-        time: the watermark in microseconds; None without event times.
-        loss: mean training loss since the point before.
-        window: progressive metrics since the window before; empty between windows.
-        tables: statistics of each table; of several ranks, of the rows of all of them.
-        disk: what disks below the tables did since the process began; of several ranks, of this
-            one. Empty where all rows lie in memory.
-    """
-
-    step: int
-    epoch: int
-    samples: int
-    seconds: float
-    time: int | None
-    loss: float
-    window: dict[str, float] = field(default_factory=dict)
-    tables: Tables = field(default_factory=dict)
-    disk: dict[str, float] = field(default_factory=dict)
 
 
 class ReliabilityWatch:
@@ -289,10 +263,6 @@ class History:
         """
         self._add_ranks()
         points = self.points[:-1] if self._ended else self.points
-        numbers = []
-        for point in points:
-            timed = point.time is not None
-            numbers.append([point.step, point.epoch, point.samples, timed, point.time or 0])
         epochs = []
         wall = []
         for row in self.epochs[: self._whole_epochs]:
@@ -306,12 +276,7 @@ class History:
             "steps": self._steps,
             "sum": np.array([float(self._sum)]),
             "window_began": self._window_began,
-            "numbers": np.array(numbers, np.int64).reshape(-1, 5),
-            "loss": np.array([p.loss for p in points], np.float64),
-            "wall_seconds": np.array([p.seconds for p in points], np.float64),
-            "windows": columns([p.window for p in points]),
-            "tables": counters([p.tables for p in points]),
-            "wall_disk": columns([p.disk for p in points]),
+            **state_of_points(points),
             "reliability": self._watch.state(),
         }
 
@@ -330,22 +295,7 @@ class History:
             self.epochs = [row | wall for row, wall in pairs]
             self._whole_epochs = len(self.epochs)
         self._watch.load_state(state.get("reliability", {}))
-        parts = zip(
-            np.asarray(state["numbers"]).tolist(),
-            np.asarray(state["loss"]).tolist(),
-            np.asarray(state["wall_seconds"]).tolist(),
-            rows_of(state["windows"]),
-            tables_of(state["tables"]),
-            strict=True,
-        )
-        self.points = []
-        for (step, epoch, samples, timed, when), loss, seconds, window, tables in parts:
-            event_time = when if timed else None
-            point = Point(step, epoch, samples, seconds, event_time, loss, window, tables)
-            self.points.append(point)
-        if "wall_disk" in state:  # absent from states of earlier builds
-            for point, disk in zip(self.points, rows_of(state["wall_disk"]), strict=True):
-                point.disk = disk
+        self.points = points_of(state)
 
     def _record(self, run: Run) -> None:
         self._sum = float(self._sum)  # the one wait for the device

@@ -220,7 +220,12 @@ def observations(run: Run) -> dict[str, float]:
     num_bytes = 0
     for table in run.tables.values():
         num_bytes += sum(value for key, value in table.stats.items() if "bytes" in key)
-    values: dict[str, float] = {"bytes": num_bytes, "skipped_batches": run.counts.skipped}
+    return {"bytes": num_bytes, **stream_observations(run)}
+
+
+def stream_observations(run: Run) -> dict[str, float]:
+    """Return the values of `observations` that are not of tables: no barrier is needed for them."""
+    values: dict[str, float] = {"skipped_batches": run.counts.skipped}
     if run.now is not None:
         values["freshness_seconds"] = run.clock() - run.now / 1e6
     lag = getattr(run.dataset, "lag", None)

@@ -16,7 +16,8 @@ from typing import Any
 
 from hotbed.files import Where, resolve
 from hotbed.persist.container.store import write_text
-from hotbed.pictures.charts import Chart, figure, number_text
+from hotbed.pictures.charts import Chart, figure
+from hotbed.pictures.numbers import number_text
 from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
 from hotbed.training.columns import Tables
 from hotbed.training.watching import report_charts, report_runs, report_segments, report_tables

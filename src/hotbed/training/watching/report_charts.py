@@ -6,10 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from hotbed.pictures.charts import Chart, Series
-from hotbed.training.watching.history import History, Point
+from hotbed.training.watching.points import Point
 from hotbed.training.watching.window_log import Window
+
+if TYPE_CHECKING:
+    from hotbed.training.watching.history import History
 
 VALID = "valid."
 VALID_LOSS = VALID + "loss"
@@ -168,9 +172,12 @@ def stream(histories: Mapping[str, History]) -> list[Chart]:
 
 def windows_of(history: History) -> list[Window]:
     """Return the windows of a stream; the points of one that the callback `Windows` did not cut."""
-    if history.windows:
-        return history.windows
-    points = [point for point in history.points if point.window]
+    return history.windows or windows_of_points(history.points)
+
+
+def windows_of_points(points: Iterable[Point]) -> list[Window]:
+    """Return the points at which a stream had progressive metrics, as windows."""
+    points = [point for point in points if point.window]
     timed = all(point.time is not None for point in points)
     return [
         Window(None, point.time if timed else None, 0, point.samples, point.window)
@@ -189,26 +196,44 @@ def places_of(windows: Iterable[Window], *, timed: bool) -> list[float]:
 
 
 def _metrics(history: History) -> list[Chart]:
-    charts = []
     windows = windows_of(history)
+    if len(windows) < 2 and not history.windows:
+        return []
+    charts = []
+    for key, lines in metric_lines({"window": windows, **history.compared}).items():
+        total = history.metrics.get(key, math.nan)
+        if math.isfinite(total):
+            lines.append(_whole_stream(lines[0], total))
+        if not history.windows:
+            lines += _beside(lines[0], values_of_baselines(history, key))
+        charts.append(metric_chart(key, windows, lines))
+    return charts
+
+
+def metric_lines(named: Mapping[str, Sequence[Window]]) -> dict[str, list[Series]]:
+    """Return the lines of each metric that is worth drawing, by the metric.
+
+    Args:
+        named: windows by the name of their line; those of the model first, whose metrics count.
+    """
+    lines_of: dict[str, list[Series]] = {}
+    windows = next(iter(named.values()))
     for key in worth_drawing(name for window in windows for name in window.values):
         lines = []
-        named = {"window": windows, **history.compared}
         for color, (name, others) in zip(WINDOW_COLORS, named.items(), strict=False):
             defined = [w for w in others if math.isfinite(w.values.get(key, math.nan))]
             if defined:
                 values = [window.values[key] for window in defined]
                 lines.append(_line(name, defined, values, color))
-        if not lines or (len(windows) < 2 and not history.windows):
-            continue
-        total = history.metrics.get(key, math.nan)
-        if math.isfinite(total):
-            lines.append(_whole_stream(lines[0], total))
-        levels = LEVELS.get(key.rpartition(".")[2], {})
-        if not history.windows:
-            lines += _beside(lines[0], values_of_baselines(history, key))
-        charts.append(_over(metric_text(key), windows, lines, levels=levels))
-    return charts
+        if lines:
+            lines_of[key] = lines
+    return lines_of
+
+
+def metric_chart(key: str, windows: Sequence[Window], lines: list[Series]) -> Chart:
+    """Return the chart of a metric over windows, with the level that it is compared with."""
+    levels = LEVELS.get(key.rpartition(".")[2], {})
+    return _over(metric_text(key), windows, lines, levels=levels)
 
 
 def _whole_stream(line: Series, value: float) -> Series:
@@ -223,11 +248,12 @@ def flow_of_windows(histories: Mapping[str, History]) -> list[Chart]:
     for name, windows in streams.items():
         if len(windows) > 1:
             suffix = f", {name}" if len(streams) > 1 else ""
-            charts += _flow(windows, suffix)
+            charts += flow(windows, suffix)
     return charts
 
 
-def _flow(windows: Sequence[Window], suffix: str) -> list[Chart]:
+def flow(windows: Sequence[Window], suffix: str = "") -> list[Chart]:
+    """Return events, ids, rows, bytes, freshness and lag of several windows."""
     events = _line("events", windows, [window.rows for window in windows], color=0)
     charts = [_over("Events" + suffix, windows, [events], zero=True)]
     flows = []

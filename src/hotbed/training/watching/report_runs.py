@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from hotbed.pictures.charts import COLORS, Chart, Series
-from hotbed.training.watching.history import History, Point
+from hotbed.training.watching.history import History
+from hotbed.training.watching.points import Point
 from hotbed.training.watching.report_charts import (
     FLOWS,
     MOST_DOTS,

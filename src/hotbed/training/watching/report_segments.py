@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hotbed.pictures.bars import Bar, bars_figure
-from hotbed.pictures.charts import number_text
+from hotbed.pictures.numbers import number_text
 from hotbed.pictures.page import grid, section, side_by_side
 from hotbed.training.watching.baselines import CONSTANT
 from hotbed.training.watching.history import History

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hotbed.pictures.charts import COLORS, Chart, Series
-from hotbed.training.watching.history import History, Point
+from hotbed.training.watching.history import History
+from hotbed.training.watching.points import Point
 from hotbed.training.watching.report_charts import FLOWS
 
 MOST_LINES = 6  # tables that get a line or a chart of their own; the others are drawn together

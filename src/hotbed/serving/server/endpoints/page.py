@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hotbed.pictures.page import stylesheet
+
 _PAGE = Path(__file__).with_name("page.html")
 _HEADS = (
     "role",
@@ -38,7 +40,13 @@ def page(server: Mapping[str, Any], status: Mapping[str, Any], nonce: str) -> by
     state = f"{server['name']} {server['version']} · {len(models)} model{plural}"
     sections = "".join(map(_section, models))
     text = _PAGE.read_text(encoding="utf-8")
-    for name, value in (("$nonce", nonce), ("$state", html.escape(state)), ("$routes", sections)):
+    parts = {
+        "$style": stylesheet(),
+        "$nonce": nonce,
+        "$state": html.escape(state),
+        "$routes": sections,
+    }
+    for name, value in parts.items():
         text = text.replace(name, value)
     return text.encode()
 
@@ -74,7 +82,8 @@ def _section(model: Mapping[str, Any]) -> str:
         f'<p class="{kind}">{html.escape(text)}</p>' for kind, text in notes if text
     )
     caption = f"<caption>{html.escape(model['name'])}</caption>"
-    return f"<section><table>{caption}{heads}{rows}</table>{paragraphs}</section>"
+    table = f"<div class=box><table class=text>{caption}{heads}{rows}</table></div>"
+    return f"<section>{table}{paragraphs}</section>"
 
 
 def _versions(model: Mapping[str, Any]) -> Iterable[Sequence[str]]:
