@@ -35,8 +35,14 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    LFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from torchrec.modules.regroup import KTRegroupAsDict
-from torchrec.optim import KeyedOptimizerWrapper, RowWiseAdagrad
+from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import hotbed as hb
@@ -54,10 +60,16 @@ NUM_DENSE = 3
 STEPS = 300
 
 
-def bags(pooling: PoolingType = PoolingType.SUM, is_weighted: bool = False) -> Any:
+def bags(
+    pooling: PoolingType = PoolingType.SUM, is_weighted: bool = False, spare_rows: int = 0
+) -> Any:
     tables = [
         EmbeddingBagConfig(
-            name=name, embedding_dim=DIM, num_embeddings=size, feature_names=keys, pooling=pooling
+            name=name,
+            embedding_dim=DIM,
+            num_embeddings=size + spare_rows,
+            feature_names=keys,
+            pooling=pooling,
         )
         for name, size, keys in (("t_user", 50, ["user"]), ("t_movie", 90, ["movie", "liked"]))
     ]
@@ -141,10 +153,21 @@ def batches(num: int, *, weighted: bool = False, num_samples: int = 16) -> Itera
         yield dense, features, torch.rand(num_samples, generator=generator).round()
 
 
-def losses(model: nn.Module, optimizers: list[Any], steps: int, **options: Any) -> np.ndarray:
+def raw(features: KeyedJaggedTensor) -> Any:
+    """Return the features with ids that are far apart."""
+    ids = features.values() * 10**12 + 7
+    return KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths())
+
+
+def losses(
+    model: nn.Module, optimizers: list[Any], steps: int, change: Any = None, **options: Any
+) -> np.ndarray:
+    """Return the losses of so many steps; `change`: what is done to the ids first."""
     model.train()
     every = []
     for dense, features, labels in batches(steps, **options):
+        if change is not None:
+            features = change(features)
         for optimizer in optimizers:
             optimizer.zero_grad()
         logits = model(dense, features)
@@ -216,6 +239,102 @@ def test_rowwise_adagrad_in_the_backward_pass_is_that_of_fbgemms_kernel() -> Non
     assert [entry.table.rule for entry in report.moved] == 2 * [hb.RowwiseAdagrad(**settings)]
     result = losses(model, [optimizer], STEPS)
     assert abs(result / expected - 1).max() <= 1e-6
+
+
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
+    "rowwise": (RowWiseAdagrad, {"lr": 0.05, "eps": 1e-6}),
+}
+"""FBGEMM has no Adam for a CPU."""
+
+
+@pytest.mark.parametrize("name", in_soak(KERNELS, quick={"rowwise"}))
+def test_a_fused_collection_learns_as_its_kernel_does(name: str) -> None:
+    """Also if it is converted after some steps: the state of the kernel is carried over."""
+    kind, settings = KERNELS[name]
+
+    def made() -> tuple[Pooled, Any]:
+        torch.manual_seed(1)
+        fused = FusedEmbeddingBagCollection(
+            tables=bags().embedding_bag_configs(),
+            optimizer_type=kind,
+            optimizer_kwargs=settings,
+            is_weighted=True,
+        )
+        model = Pooled(fused)
+        keyed = KeyedOptimizerWrapper(
+            dict(model.head.named_parameters()), lambda values: torch.optim.SGD(values, lr=0.1)
+        )
+        return model, CombinedOptimizer([fused.fused_optimizer(), keyed])
+
+    plain, optimizer = made()
+    losses(plain, [optimizer], 20, weighted=True)
+    expected = losses(plain, [optimizer], STEPS, weighted=True)
+    model, optimizer = made()
+    losses(model, [optimizer], 20, weighted=True)
+    _, optimizer, _ = hb.auto(model, optimizer)
+    result = losses(model, [optimizer], STEPS, weighted=True)
+    assert type(model.rows) is EmbeddingBagCollection
+    assert abs(result / expected - 1).max() <= 1e-6
+
+
+class Managed(nn.Module):
+    """Bags behind managed collisions, below one layer."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        collection = bags(spare_rows=5)
+        configs = collection.embedding_bag_configs()
+        modules = {config.name: make(config.num_embeddings) for config in configs}
+        self.rows = ManagedCollisionEmbeddingBagCollection(
+            collection, ManagedCollisionCollection(modules, configs)
+        )
+        self.head = nn.Linear(NUM_DENSE + 3 * DIM, 1)
+
+    def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        rows = self.rows(features)[0].values()
+        return self.head(torch.cat([dense, rows], dim=1)).squeeze(1)
+
+
+def test_managed_collisions_learn_as_in_torchrec_where_no_id_is_evicted() -> None:
+    cpu = torch.device("cpu")
+    torch.manual_seed(1)
+    plain = Managed(
+        lambda size: MCHManagedCollisionModule(size, cpu, LFU_EvictionPolicy(), eviction_interval=1)
+    )
+    every_id = KeyedJaggedTensor(
+        list(SIZES),
+        torch.cat([torch.arange(size) for size in SIZES.values()]),
+        lengths=torch.tensor(list(SIZES.values())),
+    )
+    for _ in range(2):
+        plain(torch.rand(1, NUM_DENSE), raw(every_id))  # each id is given its row
+    model = copy.deepcopy(plain)
+    expected = losses(plain, OPTIMIZERS["sgd"](plain), STEPS, change=raw)
+    model, optimizers, _ = hb.auto(model, OPTIMIZERS["sgd"](model))
+    result = losses(model, optimizers, STEPS, change=raw)
+    assert abs(result / expected - 1).max() <= 1e-6
+
+
+def test_hashed_collisions_learn_as_a_row_for_each_id() -> None:
+    """TorchRec trains them on a GPU only. The reference has dense ids and equal first rows."""
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule  # it warns
+
+    cpu = torch.device("cpu")
+    torch.manual_seed(1)
+    plain = Pooled(bags())
+    model = Managed(lambda size: HashZchManagedCollisionModule(size, cpu, total_num_buckets=1))
+    model.head.load_state_dict(plain.head.state_dict())
+    for weight in plain.rows.parameters():
+        nn.init.constant_(weight, 0.1)
+    first_rows = {name: {"init": hb.Constant(0.1)} for name in ("t_user", "t_movie")}
+    model, optimizers, report = hb.auto(model, OPTIMIZERS["adagrad"](model), tables=first_rows)
+    assert not any(len(entry.table) for entry in report.moved)
+    expected = losses(plain, OPTIMIZERS["adagrad"](plain), STEPS)
+    result = losses(model, optimizers, STEPS, change=raw)
+    assert abs(result / expected - 1).max() <= 1e-6
+    assert [len(entry.table) for entry in report.moved] == [50, 90]
 
 
 def test_conversion_after_steps_in_the_backward_pass_changes_nothing() -> None:

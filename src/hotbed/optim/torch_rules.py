@@ -86,6 +86,14 @@ def row_state(
     return slots, step
 
 
+def saved_slots(rule: Rule) -> tuple[tuple[str, ...], ...]:
+    """Return, for each slot of a rule, the names under which optimizers save it.
+
+    The first name is that of torch, the others are those of TorchRec's fused optimizers.
+    """
+    return _SAVED.get(type(rule), ())
+
+
 @dataclass(frozen=True)
 class _Twin:
     """How a torch optimizer is written as a rule.
@@ -184,6 +192,17 @@ _NAMED_TWINS: Mapping[str, _Twin] = {
     )
 }
 """Of optimizers whose library is not imported here, by the place of their class."""
+
+
+_SUM = ("sum", "momentum1", "momentum_1")
+_SAVED: Mapping[type[Rule], tuple[tuple[str, ...], ...]] = {
+    rules.Adagrad: (_SUM,),
+    rules.RowwiseAdagrad: (_SUM,),
+    rules.Momentum: (("momentum_buffer",),),
+    rules.Nesterov: (("momentum_buffer",),),
+    rules.RmsProp: (("square_avg",),),
+    rules.Adam: (("exp_avg", "momentum1", "momentum_1"), ("exp_avg_sq", "momentum2", "momentum_2")),
+}
 
 
 def _twin_of(optimizer: torch.optim.Optimizer) -> _Twin | None:

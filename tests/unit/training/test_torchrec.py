@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,22 @@ from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingConfig,
     JaggedTensor,
     KeyedJaggedTensor,
     KeyedTensor,
 )
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.distributed import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import DataType
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from torchrec.modules.mc_modules import (
     LFU_EvictionPolicy,
@@ -29,6 +39,7 @@ from torchrec.optim import (
     Adam,
     CombinedOptimizer,
     KeyedOptimizerWrapper,
+    RowWiseAdagrad,
     WarmupOptimizer,
     WarmupPolicy,
     WarmupStage,
@@ -135,7 +146,7 @@ def test_weights_travel_in_both_directions() -> None:
         plain_state_dict(model)
 
 
-def test_a_wrapped_or_fused_model_is_refused_with_the_way_out() -> None:
+def test_a_wrapped_model_is_refused_with_the_way_out() -> None:
     class Wrapped(DistributedModelParallel):
         def __init__(self, module: nn.Module) -> None:
             nn.Module.__init__(self)
@@ -144,10 +155,120 @@ def test_a_wrapped_or_fused_model_is_refused_with_the_way_out() -> None:
     wrapped = Wrapped(scored("t_user"))
     with pytest.raises(hb.errors.ConfigError, match=r"DistributedModelParallel.*hb\.shard"):
         hb.auto(wrapped, torch.optim.SGD(nn.Linear(1, 1).parameters()))
+
+
+def test_a_setting_of_a_kernel_without_a_rule_is_refused_and_nothing_is_changed() -> None:
+    settings = {"lr": 0.1, "weight_decay": 0.1}
+    fused = FusedEmbeddingBagCollection([config("t_user", "user")], torch.optim.Adagrad, settings)
+    model = Scored(scored("t_other").collections[0], fused)
+    with pytest.raises(hb.errors.ConfigError, match=r"weight_decay=0\.1.*'collections\.1'"):
+        hb.auto(model, torch.optim.SGD([model.scale], lr=0.1))
+    fused.optimizer_kwargs().pop("weight_decay")
+    with pytest.raises(hb.errors.ConfigError, match="in no optimizer that was given"):
+        hb.auto(model, torch.optim.SGD([model.scale], lr=0.1))
+    assert type(model.collections[1]) is FusedEmbeddingBagCollection
+    assert model(users(1, 2)).shape == (2,)
+    with pytest.raises(hb.errors.ConfigError, match="got only those of fused collections"):
+        hb.auto(model, fused.fused_optimizer())
+
+
+def test_a_weight_without_values_becomes_a_table_without_rows() -> None:
+    """As TorchRec's programs build models that are to be sharded: weights on the meta device."""
+    meta = torch.device("meta")
+    bounds = {"weight_init_min": -0.5, "weight_init_max": 0.5}
+    kind = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": 0.1}}
+    user = EmbeddingConfig(name="s", embedding_dim=4, num_embeddings=25, feature_names=["user"])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = EmbeddingBagCollection([config("t", "user", **bounds)], device=meta)
+            self.rows = FusedEmbeddingCollection([user], device=meta, need_indices=True, **kind)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, features: KeyedJaggedTensor) -> Tensor:
+            found = self.rows(features)["user"]
+            assert torch.equal(found.weights(), features["user"].values())  # need_indices
+            return self.scale * (self.bags(features).values() + found.values()).sum(1)
+
+    model = Model()
+    apply_optimizer_in_backward(RowWiseAdagrad, model.bags.parameters(), {"lr": 0.1})
+    model, optimizer, report = hb.auto(model, torch.optim.SGD([model.scale], lr=0.1))
+    assert "the tables t, s begin without rows" in str(report)
+    model(users(3, 10**12)).sum().backward()
+    optimizer.step()
+    bags, rows = (entry.table for entry in report.moved)
+    assert (len(bags), len(rows)) == (2, 2)
+    assert rows.rule == hb.Sgd(0.1)
+    assert np.abs(bags.lookup(np.array([10**12]))).max() > 0.2
+    lazy = Scored(EmbeddingBagCollection([config("t", "user")], device=meta)).to(meta)
+    with pytest.raises(hb.errors.ConfigError, match=r"got 'scale'.*dense_device="):
+        hb.auto(lazy, sgd(lazy))
+
+
+def test_adam_of_a_kernel_moves_only_the_rows_of_a_batch() -> None:
+    """FBGEMM has it on a GPU only, so the collection is told that it has it."""
     fused = FusedEmbeddingBagCollection([config("t_user", "user")], torch.optim.SGD, {"lr": 0.1})
+    fused._optimizer_type = torch.optim.Adam
+    fused.optimizer_kwargs()["beta1"] = 0.8
     model = Scored(fused)
-    with pytest.raises(hb.errors.ConfigError, match=r"'collections\.0'. Use EmbeddingBagColl"):
-        hb.auto(model, sgd(model))
+    _, _, report = hb.auto(model, torch.optim.SGD([model.scale], lr=0.1))
+    assert report.moved[0].table.rule == hb.Adam(0.1, 0.8, scope="touched")
+
+
+def pipelined(model: nn.Module, optimizer: Any, kind: Any) -> list[float]:
+    """Return the losses of a pipeline of TorchRec over random batches."""
+    data = RandomRecDataset(["a", "b"], 8, hash_size=25, num_dense=3, num_batches=5, manual_seed=1)
+    pipeline = kind(model, optimizer, torch.device("cpu"))
+    steps = iter(data)
+    losses = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            losses.append(pipeline.progress(steps)[0].item())
+    return losses
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_pipeline_of_torchrec_trains_a_converted_model(inner: bool) -> None:
+    def made() -> tuple[DLRMTrain, Any]:
+        torch.manual_seed(1)
+        bags = EmbeddingBagCollection([config("t_a", "a"), config("t_b", "b")])
+        model = DLRMTrain(DLRM(bags, 3, [4], [4, 1]))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    expected = pipelined(*made(), TrainPipelineBase)
+    model, optimizer = made()
+    _, optimizer, report = hb.auto(model.model if inner else model, optimizer)
+    losses = pipelined(model, optimizer, TrainPipelineSparseDist)
+    assert len(losses) == 5
+    assert np.abs(np.array(losses) / expected - 1).max() <= 1e-6
+    assert report.moved[0].table.step == 5
+
+
+def test_a_plan_is_listed_as_without_effect() -> None:
+    constraints = {
+        "t_user": ParameterConstraints(
+            sharding_types=["row_wise"], compute_kernels=["key_value"], min_partition=8
+        )
+    }
+    model = scored("t_user", "t_other")
+    _, _, report = hb.auto(model, sgd(model), plan=constraints)
+    effect, disk = report.notes
+    assert "t_user (sharding_types=['row_wise'], compute_kernels=['key_value']" in effect
+    assert "rows of t_user on a disk" in disk
+    assert disk in str(report)
+
+    entry = ParameterSharding(sharding_type="table_wise", compute_kernel="fused", ranks=[0])
+    model = scored("t_user")
+    plan = ShardingPlan({"collections.0": EmbeddingModuleShardingPlan(t_user=entry)})
+    _, _, report = hb.auto(model, sgd(model), plan=plan)
+    assert "no effect" in report.notes[0]
+    assert "sharding_type=table_wise, compute_kernel=fused, ranks=[0]" in report.notes[0]
+    model = scored("t_usr")
+    with pytest.raises(hb.errors.ConfigError, match=r"plan: .*'t_user'.*'t_usr'"):
+        hb.auto(model, sgd(model), plan=plan)
+    with pytest.raises(hb.errors.ConfigError, match="expected a ShardingPlan"):
+        hb.auto(model, sgd(model), plan="row_wise")
 
 
 class Managed(nn.Module):

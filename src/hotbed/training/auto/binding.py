@@ -17,9 +17,17 @@ from hotbed import config
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, RowShapeError
 
-from .configs import keys_of
-from .jagged import JAGGED, KEYED_JAGGED, as_tensor, ids_with_offsets, is_class, jagged, to_kjt
 from .signature import OFFSETS, WEIGHTS, includes_last_offset
+from .torchrec.configs import keys_of
+from .torchrec.jagged import (
+    JAGGED,
+    KEYED_JAGGED,
+    as_tensor,
+    ids_with_offsets,
+    is_class,
+    jagged,
+    to_kjt,
+)
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

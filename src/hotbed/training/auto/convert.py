@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ from . import trace
 from .adapter import ConvertedAdapter
 from .conversion_report import EmbeddingEntry, conversion_report
 from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
-from .managed_collision import pass_raw_ids, raw_ids_passing
 from .network import Converted, arguments_of, attach, converted
 from .owners import Optimizer, adopt, owners_of, unwrapped
 from .report import Report
 from .rows import fill
 from .signature import Signature
 from .sites import EmbeddingWeight, weights_of
+from .torchrec.fused import unfused
+from .torchrec.managed_collision import pass_raw_ids, raw_ids_passing
+from .torchrec.plans import plan_notes
 
 Options = Mapping[str, Mapping[str, Any] | None]
 
@@ -49,6 +51,7 @@ def auto(
     *,
     unbounded: Sequence[str] = (),
     batch: Any = None,
+    plan: Any = None,
 ) -> tuple[nn.Module, Any, Report[EmbeddingEntry]]:
     """Turn the embeddings of an ordinary model into tables that grow and forget, in place.
 
@@ -76,6 +79,8 @@ def auto(
             before it, and grow.
         batch: one batch, as the loop gives it to the model: the code of the model is then traced
             with it. A tuple is the model's arguments. None = the first batch is waited for.
+        plan: TorchRec's ShardingPlan, or a dict of its ParameterConstraints: the report says what
+            of it has no effect. None = there is none.
 
     Returns:
         The model; the optimizer, a `hb.CombinedOptimizer` that steps parameters and tables (a list
@@ -93,7 +98,10 @@ def auto(
     """
     _check_types(model, tables, times, unbounded)
     optimizers = _optimizers(model, optimizer)
-    combined, report = _converted(model, optimizers, tables or {}, times, unbounded, batch)
+    with unfused(model):
+        combined, report = _converted(
+            model, optimizers, tables or {}, times, unbounded, batch, plan
+        )
     if isinstance(optimizer, Optimizer) and len(combined) == 1:
         return model, combined[0], report
     return model, combined, report
@@ -106,9 +114,11 @@ def _converted(
     times: str | None,
     unbounded: Sequence[str],
     batch: Any,
+    plan: Any,
 ) -> tuple[list[Optimizer], Report[EmbeddingEntry]]:
     """Convert `model`; return what takes the place of each optimizer, and the report."""
     weights = weights_of(model)
+    notes = plan_notes(plan, [weight.name for weight in weights])
     paths = _paths("tables", options, weights)
     options = {paths[key]: keywords for key, keywords in options.items()}
     unbounded = list(_paths("unbounded", unbounded, weights).values())
@@ -125,13 +135,14 @@ def _converted(
     _check_unbounded(unbounded, movable, findings)
     if unbounded and signature is not None:
         _check_traced(model, unbounded, findings)
+    device = _device_of_results(model, movable)
     moves = _moves(movable, options, optimizers, findings)
-    report = _report(model, weights, reasons, moves, findings, unbounded)
+    report = _report(model, weights, reasons, moves, findings, unbounded, notes)
     state = Converted(model, {}, report, times, frozenset(unbounded))
     if signature is not None and findings.graph is not None:
         state.set_graph(findings.graph, signature)
     for move in moves:
-        state.lookups.update(move.put_in_place(unbounded))
+        state.lookups.update(move.put_in_place(unbounded, device))
     pass_raw_ids(model)
     attach(state, ConvertedAdapter(state))
     rows = {move.weight.parameter: move.rows for move in moves}
@@ -188,15 +199,40 @@ class Move:
         """Return the parameter that takes the place of the weight."""
         return self.lookups[0].rows[0]
 
-    def put_in_place(self, unbounded: Iterable[str]) -> dict[str, Any]:
-        """Turn the modules into lookups, and return them by path."""
+    def put_in_place(self, unbounded: Iterable[str], device: torch.device) -> dict[str, Any]:
+        """Turn the modules into lookups, and return them by path.
+
+        `device`: of the results of a weight on the meta device.
+        """
         changed = {}
         for site, lookup in zip(self.weight.sites, self.lookups, strict=True):
             lookup.unbounded = site.path in unbounded
             lookup.has_raw_ids = site.raw_ids is not None
+            if self.weight.parameter.is_meta:
+                lookup.to(device)
             become(site.module, lookup)
             changed[site.path] = site.module
         return changed
+
+
+def _device_of_results(model: nn.Module, movable: Sequence[EmbeddingWeight]) -> torch.device:
+    """Return the device of the parameters that stay.
+
+    Raises:
+        ConfigError: one of them is on the meta device.
+    """
+    moved = {id(weight.parameter) for weight in movable}
+    device = torch.device("cpu")
+    for name, parameter in model.named_parameters():
+        if id(parameter) in moved or is_lazy(parameter):
+            continue
+        if parameter.is_meta:
+            raise ConfigError(
+                f"hb.auto: only the weight of a table may be on the meta device, got {name!r}. "
+                "Make the dense layers on a device that has values (of DLRM: dense_device=)."
+            )
+        device = parameter.device
+    return device
 
 
 def _check_types(model: Any, tables: Any, times: Any, unbounded: Any) -> None:
@@ -250,7 +286,13 @@ def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
                 f"{type(element).__name__} whose step a scheduler wraps. Make schedulers after "
                 "hb.auto, for the optimizer that it returns."
             )
-    return [each for element in optimizers for each in unwrapped(element)]
+    every = [each for element in optimizers for each in unwrapped(element)]
+    if not every:
+        raise ConfigError(
+            "hb.auto.optimizer: expected an optimizer of torch, got only those of fused "
+            "collections. Give the optimizer of the dense parameters."
+        )
+    return every
 
 
 def _paths(keyword: str, keys: Iterable[str], weights: Sequence[EmbeddingWeight]) -> dict[str, str]:
@@ -390,7 +432,8 @@ def _rule(weight: EmbeddingWeight, optimizers: Sequence[Optimizer]) -> Rule:
             "requires_grad=False."
         )
     owner = owners[0]
-    return rule_of(owner.optimizer, owner.group, sparse=weight.is_sparse)
+    rule = rule_of(owner.optimizer, owner.group, sparse=weight.is_sparse)
+    return replace(rule, scope="touched") if owner.is_fused else rule
 
 
 def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str, Any]:
@@ -421,22 +464,32 @@ def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str
 
 
 def _fill(weight: EmbeddingWeight, table: Table, optimizers: Sequence[Optimizer]) -> None:
-    """Load the rows of a weight, with the state that its optimizer has of them."""
-    state: list[torch.Tensor] = []
-    step = 0
-    for owner in owners_of(weight.parameter, optimizers):
-        if weight.parameter.requires_grad:
-            of_weight = owner.optimizer.state.get(weight.parameter, {})
-            state, step = row_state(owner.optimizer, of_weight, weight.parameter)
-    values = weight.parameter
+    """Load the rows of a weight, with the state that its optimizer has of them.
+
+    A weight on the meta device has no values: its table begins empty.
+    """
+    is_learned = weight.parameter.requires_grad
+    if not weight.parameter.is_meta:
+        state: list[torch.Tensor] = []
+        step = 0
+        for owner in owners_of(weight.parameter, optimizers):
+            if is_learned:
+                of_weight = owner.optimizer.state.get(weight.parameter, {})
+                state, step = row_state(owner.optimizer, of_weight, weight.parameter)
+        _load_rows(weight, table, state, step)
+    if not is_learned:
+        table.requires_grad_(False)
+
+
+def _load_rows(
+    weight: EmbeddingWeight, table: Table, state: Sequence[torch.Tensor], step: int
+) -> None:
     raw_ids = weight.sites[0].raw_ids
     if raw_ids is None:
-        fill(table, values, state, step)
-    else:
-        of_rows = [slot[raw_ids.rows] for slot in state]
-        fill(table, values[raw_ids.rows], of_rows, step, raw_ids.ids.numpy())
-    if not weight.parameter.requires_grad:
-        table.requires_grad_(False)
+        fill(table, weight.parameter, state, step)
+        return
+    of_rows = [slot[raw_ids.rows] for slot in state]
+    fill(table, weight.parameter[raw_ids.rows], of_rows, step, raw_ids.ids.numpy())
 
 
 def _report(
@@ -446,6 +499,7 @@ def _report(
     moves: Sequence[Move],
     findings: trace.Findings,
     unbounded: Sequence[str],
+    notes: Sequence[str],
 ) -> Report[EmbeddingEntry]:
     tables = {move.weight.name: move.table for move in moves}
     entries = []
@@ -467,12 +521,18 @@ def _report(
                     is_unbounded=site.path in unbounded,
                 )
             )
-    notes = []
+    notes = [*notes]
     if findings.problem:
         notes.append(
             f"The code of the model could not be traced ({findings.problem}). Its lookups work as "
             "they are, and map their ids in the forward pass; hb.Ahead, unbounded and serving need "
             "a trace, which the first batch may give."
+        )
+    empty = [move.table.name for move in moves if move.weight.parameter.is_meta]
+    if empty:
+        notes.append(
+            f"Weights on the meta device have no values: the tables {', '.join(empty)} begin "
+            "without rows."
         )
     remapped = [move.table.name for move in moves if move.weight.sites[0].raw_ids is not None]
     if remapped:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 
-from .jagged import Jagged
+from .torchrec.jagged import Jagged
 
 Path = tuple[Any, ...]
 """The parameter of a leaf, then the keys, fields and numbers that lead to it."""

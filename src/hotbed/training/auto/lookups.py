@@ -24,6 +24,7 @@ from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.step.turns import Turns
 
 from .rows import load_weight
+from .torchrec.pipeline import leaf_of
 
 
 class WeightMoved(ConfigError, AttributeError):
@@ -185,7 +186,8 @@ class MovedLookup(TableModule):
         self.turns: Turns[Tensor | Plan | None] | None = None
         self.times: Any = None
         self.performed = 0
-        self.to(source.weight.device)
+        if not source.weight.is_meta:
+            self.to(source.weight.device)
         self.train(source.training)
 
     @property
@@ -311,6 +313,9 @@ class MovedEmbedding(MovedLookup, Weightless, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of the ids; the row of `padding_idx` takes no gradient."""
+        leaf: Tensor | None = leaf_of(self, (input,), {})
+        if leaf is not None:
+            return leaf
         ids, (_, sequences) = self._look_up(input)
         rows = sequences[0]
         if self.padding_idx is not None and rows.requires_grad:
@@ -341,6 +346,9 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Return the pooled rows of each bag, as nn.EmbeddingBag does."""
+        leaf: Tensor | None = leaf_of(self, (input, offsets, per_sample_weights), {})
+        if leaf is not None:
+            return leaf
         _, (flat, _) = self._look_up(input, offsets, per_sample_weights)
         return flat
 

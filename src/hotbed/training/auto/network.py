@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hotbed.data.batch import Batch, CountedTimes, times_of
 from hotbed.embedding.lookups import Plans
@@ -21,6 +21,7 @@ from .conversion_report import EmbeddingEntry
 from .lookups import MovedLookup
 from .report import Report
 from .signature import Signature
+from .torchrec.pipeline import leaf_of
 from .trace import IdGraph, inspect
 
 STATE = "_hotbed"
@@ -258,10 +259,16 @@ def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     state = converted(model)
     if state is None or state.is_traced:
         return None
+    leaf = leaf_of(model, args, kwargs)
+    if leaf is not None:
+        model.__dict__["forward"] = lambda *args, **kwargs: leaf  # for this call, see _leave
+        return None
     return state.enter(args, kwargs)
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
+    if isinstance(output, fx.Proxy):
+        model.__dict__.pop("forward", None)
     state = converted(model)
     if state is not None:
         state.leave()

@@ -12,6 +12,8 @@ from torch import nn
 
 from hotbed.errors import ConfigError
 
+from .torchrec.fused import is_fused, is_fused_optimizer
+
 Optimizer = torch.optim.Optimizer
 
 _INSTEAD = {
@@ -30,11 +32,13 @@ class Owner:
         optimizer: the optimizer.
         group: its parameter group that holds the weight.
         is_in_backward: whether it steps in each backward pass; no loop steps it.
+        is_fused: whether it was a kernel of FBGEMM, which moves only the rows of a batch.
     """
 
     optimizer: Optimizer
     group: Any
     is_in_backward: bool = False
+    is_fused: bool = False
 
 
 def owners_of(weight: nn.Parameter, optimizers: Sequence[Optimizer]) -> list[Owner]:
@@ -42,7 +46,7 @@ def owners_of(weight: nn.Parameter, optimizers: Sequence[Optimizer]) -> list[Own
     in_backward = getattr(weight, "_in_backward_optimizers", ())
     if in_backward:
         return [
-            Owner(optimizer, getattr(optimizer, "param_groups", [{}])[0], True)
+            Owner(optimizer, getattr(optimizer, "param_groups", [{}])[0], True, is_fused(weight))
             for optimizer in in_backward
         ]
     owners = []
@@ -56,10 +60,14 @@ def owners_of(weight: nn.Parameter, optimizers: Sequence[Optimizer]) -> list[Own
 def unwrapped(optimizer: Optimizer) -> list[Optimizer]:
     """Return the optimizers of torch inside of one of TorchRec's; another one is alone.
 
+    An optimizer that stands for the kernel of a fused collection is left out.
+
     Raises:
         ConfigError: a wrapper does more than to name parameters.
     """
     kind = type(optimizer)
+    if is_fused_optimizer(optimizer):
+        return []
     if not kind.__module__.startswith("torchrec.optim."):
         return [optimizer]
     inside: Any = optimizer

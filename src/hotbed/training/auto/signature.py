@@ -21,8 +21,8 @@ from hotbed.data.batch import Batch
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import ConfigError, RowShapeError
 
-from .jagged import Jagged
 from .leaf_names import Path, belongs_to_ids, tensors_of, title_of, unique_names, value_at
+from .torchrec.jagged import Jagged
 
 OFFSETS = "_offsets"
 WEIGHTS = "_weights"

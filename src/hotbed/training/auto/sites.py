@@ -16,8 +16,8 @@ from hotbed.embedding.modules import TableModule
 from hotbed.errors import ConfigError
 from hotbed.parallel.world import check_not_wrapped
 
-from .configs import TableConfig, check_convertible, configs_of
-from .managed_collision import RawIds, raw_ids_of
+from .torchrec.configs import TableConfig, check_convertible, configs_of
+from .torchrec.managed_collision import RawIds, raw_ids_of
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
@@ -90,8 +90,6 @@ class Site:
             return f"max_norm={module.max_norm!r} changes rows in the forward pass"
         if module.scale_grad_by_freq:
             return "scale_grad_by_freq=True divides gradients by the ids' counts in a batch"
-        if module.weight.is_meta:
-            return "its weight is on the meta device: it has no values"
         return ""
 
 

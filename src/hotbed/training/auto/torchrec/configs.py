@@ -22,8 +22,6 @@ _COLLECTIONS = {"EmbeddingBagCollection": "embedding_bags", "EmbeddingCollection
 _GUIDE = "docs/migrate/torchrec.md"
 _REFUSED = {
     "DistributedModelParallel": f"Leave it out, and spread rows with hb.shard: see {_GUIDE}",
-    "FusedEmbeddingBagCollection": "Use EmbeddingBagCollection, and give hb.auto its optimizer",
-    "FusedEmbeddingCollection": "Use EmbeddingCollection, and give hb.auto its optimizer",
     "ShardedEmbeddingBagCollection": "Convert the model before it is sharded",
     "ShardedEmbeddingCollection": "Convert the model before it is sharded",
 }
