@@ -26,6 +26,7 @@ from torchrec import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
+    JaggedTensor,
     KeyedJaggedTensor,
     KeyedTensor,
 )
@@ -76,12 +77,12 @@ def bags(
     return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted)
 
 
-def sequences() -> Any:
+def sequences(need_indices: bool = False) -> Any:
     tables = [
         EmbeddingConfig(name=name, embedding_dim=DIM, num_embeddings=size, feature_names=keys)
         for name, size, keys in (("s_user", 50, ["user"]), ("s_movie", 90, ["movie", "liked"]))
     ]
-    return EmbeddingCollection(tables=tables)
+    return EmbeddingCollection(tables=tables, need_indices=need_indices)
 
 
 class Pooled(nn.Module):
@@ -111,8 +112,14 @@ class Padded(nn.Module):
         return self.head(torch.cat([dense, *padded], dim=1)).squeeze(1)
 
 
+def odd_rows(rows: JaggedTensor) -> JaggedTensor:
+    """Return rows of which those of even ids are zero; `weights` has the ids (need_indices)."""
+    is_odd = rows.weights() % 2 == 1
+    return JaggedTensor(values=rows.values() * is_odd.unsqueeze(1), lengths=rows.lengths())
+
+
 class Everything(nn.Module):
-    """Weighted bags, weights by position, sequences, and both ways to regroup features."""
+    """Weighted bags, weights by position, sequences with ids, and both ways to regroup features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +127,7 @@ class Everything(nn.Module):
         self.placed = FeatureProcessedEmbeddingBagCollection(
             bags(is_weighted=True), PositionWeightedModuleCollection(dict.fromkeys(SIZES, 4))
         )
-        self.sequences = sequences()
+        self.sequences = sequences(need_indices=True)
         self.regroup = KTRegroupAsDict([["user", "liked"], ["movie"]], ["a", "b"])
         self.head = nn.Linear(NUM_DENSE + 9 * DIM, 1)
 
@@ -128,7 +135,7 @@ class Everything(nn.Module):
         weighted = self.regroup([self.weighted(features)])
         placed = KeyedTensor.regroup([self.placed(features)], [["liked"], ["movie", "user"]])
         rows = self.sequences(features)
-        padded = [rows[key].to_padded_dense(2).sum(1) for key in SIZES]
+        padded = [odd_rows(rows[key]).to_padded_dense(2).sum(1) for key in SIZES]
         parts = [dense, weighted["a"], weighted["b"], *placed, *padded]
         return self.head(torch.cat(parts, dim=1)).squeeze(1)
 
@@ -439,6 +446,40 @@ def test_scores_of_a_server_are_those_of_the_model(
     names = [dense, *SIZES, *(f"{key}_weights" for key in SIZES if is_weighted)]
     scores = session.predict({column: rows[column].to_list() for column in names})
     assert np.abs(scores - expected).max() <= 1e-6
+
+
+DOORS: dict[str, Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]] = {
+    "grains": lambda _: ({"grains": 4}, {}),
+    "compile": lambda _: ({"compile": hb.Compile(backend="aot_eager")}, {}),
+    "disk": lambda folder: ({}, {"tier": hb.Ssd(folder, ram_rows=60)}),
+}
+"""Of each door, the arguments of RecModel and the keywords of the tables."""
+
+
+@pytest.mark.parametrize("door", in_soak(DOORS, quick={"grains", "disk"}))
+def test_a_model_learns_alike_through_every_door(
+    door: str, rows: pl.DataFrame, tmp_path: Path
+) -> None:
+    ids = [hb.Id(key, weights=f"{key}_weights") for key in SIZES]
+    schema = hb.Schema([hb.Label("clicked"), hb.Dense("dense", width=NUM_DENSE), *ids])
+    # grains take rows in another order, unless all are in one batch
+    batch_size = 16 if door == "disk" else 48
+    data = hb.Dataset(hb.sources.Memory(rows), schema, batch_size=batch_size)
+
+    def scores(options: dict[str, Any], keywords: dict[str, Any]) -> np.ndarray:
+        torch.manual_seed(1)
+        model: Any = Everything()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        paths = [path for path, module in model.named_modules() if hasattr(module, "max_norm")]
+        tables = dict.fromkeys(paths, keywords)
+        model, optimizer, _ = hb.auto(model, optimizer, tables=tables)
+        ranker = hb.RecModel(model, "bce", optimizer, **options)
+        ranker.fit(data, epochs=5, progress=False)
+        return ranker.predict(data)
+
+    expected = scores({}, {})
+    result = scores(*DOORS[door](tmp_path))
+    assert np.abs(result - expected).max() <= (0 if door == "disk" else 1e-6)
 
 
 def learned_from_own_batches(folder: str, first: int, last: int, begun: str = "") -> list[float]:

@@ -20,9 +20,16 @@ from torchrec import (
 )
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.distributed import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+)
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.fused_embedding_modules import (
@@ -155,6 +162,25 @@ def test_a_wrapped_model_is_refused_with_the_way_out() -> None:
     wrapped = Wrapped(scored("t_user"))
     with pytest.raises(hb.errors.ConfigError, match=r"DistributedModelParallel.*hb\.shard"):
         hb.auto(wrapped, torch.optim.SGD(nn.Linear(1, 1).parameters()))
+
+
+def test_a_converted_model_that_is_wrapped_is_refused_with_the_page() -> None:
+    """With the planner of TorchRec, and with a plan."""
+    model, _, _ = moved(scored("t_user"))
+    sharder = EmbeddingBagCollectionSharder()
+    of_module = construct_module_sharding_plan(
+        scored("t_user").collections[0],
+        {"t_user": table_wise(rank=0)},
+        sharder=sharder,
+        local_size=1,
+        world_size=1,
+        device_type="cpu",
+    )
+    for plan in (None, ShardingPlan({"collections.0": of_module})):
+        with pytest.raises(hb.errors.ConfigError, match=r"DistributedMod.*t_user.*torchrec\.md"):
+            DistributedModelParallel(
+                model, ShardingEnv.from_local(1, 0), plan=plan, sharders=[sharder]
+            )
 
 
 def test_a_setting_of_a_kernel_without_a_rule_is_refused_and_nothing_is_changed() -> None:

@@ -22,6 +22,11 @@ _NO_WRITES = {"detach_", "share_memory_"}
 _WRITES = {"__iadd__", "__imul__", "__isub__", "__itruediv__", "__setitem__"}
 """Operators that write."""
 
+_SHARDING = tuple(
+    f"torchrec.distributed.{name}" for name in ("embedding", "model_parallel", "planner")
+)
+"""The beginnings of the modules of TorchRec that shard a model."""
+
 
 class StepsTables:
     """Base of the optimizers that may hold `TableRows`."""
@@ -116,6 +121,8 @@ class TableRows(nn.Parameter):
         """
         if _writes(func):
             raise _written(func, _target(args, kwargs))
+        if _is_of_sharding(sys._getframe(1)):
+            raise _sharded(_target(args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         is_read = isinstance(result, Tensor) and result.grad_fn is not None
@@ -197,6 +204,27 @@ def _is_in_fsdp() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def check_not_sharded(rows: object) -> None:
+    """Raise ConfigError if TorchRec's planner or a sharder has called this, for these rows."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_of_sharding(frame):
+            raise _sharded(rows)
+        frame = frame.f_back
+
+
+def _sharded(rows: object) -> ConfigError:
+    return ConfigError(
+        f"DistributedModelParallel: TorchRec cannot shard rows of a table, got {rows!r}. Leave it "
+        "and its planner out, and spread rows with hb.shard: see docs/migrate/torchrec.md."
+    )
+
+
+def _is_of_sharding(frame: FrameType) -> bool:
+    """Return whether a frame is one of TorchRec's planner or sharders."""
+    return bool(frame.f_globals.get("__name__", "").startswith(_SHARDING))
 
 
 def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

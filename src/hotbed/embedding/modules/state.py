@@ -28,7 +28,7 @@ from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError, RowShapeError
 
-from .parameter import TableRows
+from .parameter import TableRows, check_not_sharded
 from .transforms import transformed
 
 EXTRA = "_extra_state"
@@ -142,6 +142,7 @@ class Carrier(nn.Module, ABC):
     ) -> None:
         if torch.onnx.is_in_onnx_export():  # torch's own exporter; that of Hotbed takes no rows
             raise transformed([table.name for table in self.tables], "torch.onnx.export")
+        check_not_sharded(self)
         for name, value in (*self._parameters.items(), *self._buffers.items()):
             if value is None or name in self._non_persistent_buffers_set:
                 continue

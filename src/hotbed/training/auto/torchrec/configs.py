@@ -22,8 +22,8 @@ _COLLECTIONS = {"EmbeddingBagCollection": "embedding_bags", "EmbeddingCollection
 _GUIDE = "docs/migrate/torchrec.md"
 _REFUSED = {
     "DistributedModelParallel": f"Leave it out, and spread rows with hb.shard: see {_GUIDE}",
-    "ShardedEmbeddingBagCollection": "Convert the model before it is sharded",
-    "ShardedEmbeddingCollection": "Convert the model before it is sharded",
+    "ShardedEmbeddingBagCollection": f"Convert the model before it is sharded: see {_GUIDE}",
+    "ShardedEmbeddingCollection": f"Convert the model before it is sharded: see {_GUIDE}",
 }
 """Of modules that cannot be converted, what to do instead."""
 
