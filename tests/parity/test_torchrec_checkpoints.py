@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of sharded TorchRec models become rows, and rows become weights of plain ones.
 
-`tests/golden/torchrec_checkpoint` was written by `written_by_ranks` on two ranks, with TorchRec 1.8.0.
+`written_by_ranks` wrote `tests/golden/torchrec_checkpoint` on two ranks, with TorchRec 1.8.0.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ def _tables_of(model: nn.Module) -> dict[str, MovedLookup]:
             reason = "unbounded" if module.unbounded else "managed collisions"
             raise ConfigError(
                 "load_plain_state: row i of a weight must be the row of id i, got "
-                f"{module.path!r}, whose table has other ids ({reason}). Load the model before hb.auto."
+                f"{module.path!r}, whose table has other ids ({reason}). Load the model before "
+                "hb.auto."
             )
     return dict(lookups.values())
 
