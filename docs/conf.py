@@ -88,7 +88,7 @@ PAGES = {
     ],
     "Serving": ["serving.session", "serving.parameter_server", "serving.cache", "serving.client"],
     "Report": ["training.watching.report"],
-    "Quality of what is served": ["quality.measure"],
+    "Quality of what is served": ["quality.measure", "quality.replay"],
     "Errors": ["errors"],
     "Testing": ["testing"],
     "Configuration": ["config"],
@@ -143,7 +143,7 @@ NAVIGATION = {
         "ranks",
     ],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
-    "Operation": ["operate", "persist", "routing", "request_log", "measure"],
+    "Operation": ["operate", "persist", "routing", "request_log", "measure", "replay"],
     "Coming from": [
         "migrate/index",
         "migrate/fuxictr",

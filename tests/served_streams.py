@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ import hotbed as hb
 
 REQUEST_ROWS = 5
 WITHIN = 1800
+COLUMNS = ("item", "user", "segment")
+OF_REQUEST = ("user", "segment")
+"""The columns whose values hold for all candidates of a request."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,15 @@ def join(log: Path, outcomes: Path, *, follow: bool = False) -> hb.sources.Join:
     )
 
 
-def write_log(folder: Path, rows: pl.DataFrame, part: int = 0) -> None:
+def write_log(
+    folder: Path, rows: pl.DataFrame, part: int = 0, columns: Sequence[str] = COLUMNS
+) -> None:
     """Write rows as a part of a server's log: a row a request, with lists of candidates."""
     folder.mkdir(parents=True, exist_ok=True)
     own = ["version", "digest", "route", "served_at"]
     requests = rows.group_by("request_id", *own, maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("candidates"),
-        pl.col("item"),
-        pl.col("user").head(1),
-        pl.col("segment").head(1),
+        *(pl.col(name).head(1) if name in OF_REQUEST else pl.col(name) for name in columns),
         pl.col("score"),
     )
     requests = requests.with_columns(
@@ -101,9 +104,11 @@ def write_outcomes(folder: Path, outcomes: pl.DataFrame, part: int = 0) -> None:
     ordered.write_parquet(folder / f"part-{part:03d}.parquet")
 
 
-def write(folder: Path, stream: ServedStream, rows: pl.DataFrame) -> None:
-    """Write the log of served rows, and the outcomes of the stream."""
-    write_log(folder / "log", rows)
+def write(
+    folder: Path, stream: ServedStream, rows: pl.DataFrame, columns: Sequence[str] = ()
+) -> None:
+    """Write the log of served rows, with further columns, and the outcomes of the stream."""
+    write_log(folder / "log", rows, columns=(*COLUMNS, *columns))
     write_outcomes(folder / "outcomes", stream.outcomes)
 
 
@@ -143,7 +148,7 @@ def drawn(num_requests: int = 600, hours: float = 4.0, seed: int = 0) -> ServedS
             "rate": rate,
         }
     )
-    return _with_outcomes(shown, random.random(len(rows)) < rate, random)
+    return with_outcomes(shown, random.random(len(rows)) < rate, random)
 
 
 def obd(shared: Path) -> ServedStream:
@@ -217,10 +222,10 @@ def _recorded(shown: pl.DataFrame, request_rows: int) -> ServedStream:
         rate=(pl.col("label").sum().over("item") + 1) / (pl.len().over("item") + 4),
     )
     shown = shown.sort("served_at", "request_id", "position", maintain_order=True)
-    return _with_outcomes(shown, shown["label"].to_numpy(), np.random.default_rng(2))
+    return with_outcomes(shown, shown["label"].to_numpy(), np.random.default_rng(2))
 
 
-def _with_outcomes(
+def with_outcomes(
     shown: pl.DataFrame, positive: np.ndarray, random: np.random.Generator
 ) -> ServedStream:
     """Return rows with labels, and their outcomes up to half an hour later."""

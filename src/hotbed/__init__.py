@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from .persist.publish import PublishDirectory as PublishDirectory
     from .persist.publish import PublishTopic as PublishTopic
     from .quality.measure import ServingQuality as ServingQuality
+    from .quality.replay import JobReplay as JobReplay
     from .serving.cache import EmbeddingCache as EmbeddingCache
     from .serving.client import Client as Client
     from .serving.parameter_server import ParameterServer as ParameterServer
@@ -127,6 +128,7 @@ _HOMES: dict[str, str] = {
     "RmsProp": "embedding.rule:RmsProp",
     "RowwiseAdagrad": "embedding.rule:RowwiseAdagrad",
     "Schema": "data.schema:Schema",
+    "JobReplay": "quality.replay:JobReplay",
     "ServingQuality": "quality.measure:ServingQuality",
     "Sgd": "embedding.rule:Sgd",
     "SparseOptimizer": "optim.sparse:SparseOptimizer",

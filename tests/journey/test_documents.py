@@ -6,6 +6,7 @@ names are there, jobs are read.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import served_streams
+import simulated_world
 import torch
 import typer
 import yaml
@@ -57,6 +59,7 @@ STANDS_IN: dict[str, dict[str, str]] = {
     },
     "tiers.md": {"/fast/disk": "."},
     "measure.md": {"/log/ranker": "log", "clicks/*": "outcomes/*", '["country"]': '["segment"]'},
+    "replay.md": {"/log/ranker": "log", "clicks/*": "outcomes/*"},
     "serving.md": {'hb.Follower("published")': "published"},
     "watching.md": {
         '["country", "age"], bounds={"age": [18, 30, 50]}': (
@@ -213,6 +216,12 @@ def before(page: str, given: dict[str, Any]) -> None:
     if page == "measure.md":
         stream = served_streams.drawn(100)
         served_streams.write(Path(), stream, stream.served(stream.versions()))
+    if page == "replay.md":
+        world = simulated_world.World.drawn()
+        simulated_world.write_world(Path(), world.served(world.requests(100, seed=0)))
+        Path("other.yaml").write_text(
+            json.dumps(simulated_world.job("item", Path("own")).to_json())
+        )
     if page == "prepare.md":
         Path("prepare.yaml").write_text(blocks(page, "yaml")[0])
 

@@ -113,6 +113,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "rescore": ["log", "model"],
         "measure": ["--set", "file"],
         "watch": ["--host", "--port", "--published", "--quality", "--token-file", "run", "servers"],
+        "replay": ["--base", "--job", "--place", "--set", "--start", "--warm-up", "log"],
         "export": ["--out", "--set", "what"],
         "serve": [
             "--grpc-port",

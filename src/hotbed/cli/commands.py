@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed.cli import processes
+from hotbed.cli import logged, processes
+from hotbed.cli.arguments import assigned, read_job
 from hotbed.cli.launch import launch
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.logs import log_lines
 from hotbed.memory_limit import warning_of_memory
 
 if TYPE_CHECKING:
-    from hotbed.job.job import Job
+    pass
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
@@ -39,10 +40,6 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A job: YAML, 
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Set one value of the job; may be repeated."),
-]
-MeasureSettings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set one value of the file; may be repeated."),
 ]
 ServerSettings = Annotated[
     list[str] | None,
@@ -102,7 +99,7 @@ def train(
     from hotbed.cli import show
     from hotbed.job import run
 
-    job = run.read(job_file, _assigned(assignments, "job"))
+    job = run.read(job_file, assigned(assignments, "job"))
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
         return
@@ -120,7 +117,7 @@ def check(job_file: JobFile, assignments: Assignments = None) -> None:
     from hotbed.cli import show
     from hotbed.job.check import check as check_job
 
-    answers = check_job(_read(job_file, assignments))
+    answers = check_job(read_job(job_file, assignments))
     show.print_answers(answers)
     if any(answer.outcome == "error" for answer in answers):
         raise typer.Exit(1)
@@ -169,7 +166,7 @@ def plan(
     from hotbed.job.planning import Wishes
     from hotbed.job.planning import plan as plan_job
 
-    job = _read(job_file, assignments)
+    job = read_job(job_file, assignments)
     wishes = Wishes(
         ranks,
         of_plan.quantity("--ram", ram, of_plan.BYTES),
@@ -211,7 +208,11 @@ def online(
     from hotbed.job import run
 
     learned = run.online(
-        _read(job_file, assignments), max_steps, max_seconds, report=show.print_event, progress=True
+        read_job(job_file, assignments),
+        max_steps,
+        max_seconds,
+        report=show.print_event,
+        progress=True,
     )
     show.print_followed(learned)
 
@@ -251,7 +252,7 @@ def prepare(
     from hotbed.prepare import Engine, Preparation, Workflow
     from hotbed.prepare import prepare as run_prepare
 
-    job = Preparation.read(job_file, _assigned(assignments, "prepare"))
+    job = Preparation.read(job_file, assigned(assignments, "prepare"))
     runs_tasks = config.build({"kind": engine, "workers": workers}, Engine, "--engine")
     with show.StageBars() as bars:
         if fitted is None:
@@ -290,7 +291,7 @@ def evaluate(
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    job = _read(job_file, assignments)
+    job = read_job(job_file, assignments)
     show.print_evaluated(run.evaluate(job, run.segments_by(by) if by else None))
 
 
@@ -337,7 +338,7 @@ def predict(
             flags += [] if keep is None else ["--keep", keep]
             _run_on_ranks(ranks, ["predict", what, *flags], assignments)
             return
-        show.print_predictions(run.predict(_read(Path(what), assignments), out, keep_columns))
+        show.print_predictions(run.predict(read_job(Path(what), assignments), out, keep_columns))
         return
     if not files or assignments or ranks:
         raise ConfigError(
@@ -372,13 +373,13 @@ def export(
     from hotbed.job.tables import StateSettings
 
     if names_a_job(what):
-        exported = run.export(_read(Path(what), assignments), out)
+        exported = run.export(read_job(Path(what), assignments), out)
     elif out is None:
         raise ConfigError(
             f"--out: missing, got {what}, which has no output folder. Say where to write the model."
         )
     else:
-        exported = run.export_state(what, out, StateSettings.of(_assigned(assignments, "job")))
+        exported = run.export_state(what, out, StateSettings.of(assigned(assignments, "job")))
     show.print_export(exported)
 
 
@@ -404,10 +405,10 @@ def publish(
     from hotbed.job.tables import StateSettings
 
     if names_a_job(what):
-        published = run.publish(_read(Path(what), assignments), to, state, keep)
+        published = run.publish(read_job(Path(what), assignments), to, state, keep)
     else:
         published = run.publish(
-            what, to, state, keep, StateSettings.of(_assigned(assignments, "job"))
+            what, to, state, keep, StateSettings.of(assigned(assignments, "job"))
         )
     show.print_published(published)
 
@@ -427,7 +428,7 @@ def inspect(
     from hotbed.persist.upkeep.inspect import describe_checkpoint
 
     if names_a_job(what):
-        show.print_job(run.inspect(_read(Path(what), assignments)))
+        show.print_job(run.inspect(read_job(Path(what), assignments)))
     else:
         checkpoints.print_checkpoint(describe_checkpoint(what))
 
@@ -465,7 +466,7 @@ def serve(
         "grpc_port": None if grpc_port < 0 else grpc_port,
         "token_file": None if token_file is None else str(token_file),
     }
-    settings |= _assigned(assignments, "serve")
+    settings |= assigned(assignments, "serve")
     serve_models(models, watch or (), settings, None if routes is None else str(routes))
 
 
@@ -555,47 +556,12 @@ def parameter_server(
         "rows": None if rows is None else str(rows),
         "token_file": None if token_file is None else str(token_file),
     }
-    settings |= _assigned(assignments, "parameter-server")
+    settings |= assigned(assignments, "parameter-server")
     serve_rows(models, watch or (), settings, None if routes is None else str(routes))
 
 
-@app.command()
-def rescore(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="The folder of a model's request log.")],
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An exported model, or a published version.")
-    ],
-) -> None:
-    """Score logged requests again, and compare with the logged scores, by version.
-
-    The exit code is 1 if MODEL scored some of them itself, and one of its scores differs.
-    """
-    from hotbed.cli import show
-    from hotbed.serving.main import rescore_log
-
-    versions, is_equal = rescore_log(log, model)
-    show.print_rescored(versions)
-    if not is_equal:
-        raise typer.Exit(1)
-
-
-@app.command()
-def measure(
-    file: Annotated[
-        Path, typer.Argument(metavar="MEASURE.yaml", help="What to measure: YAML, or JSON.")
-    ],
-    assignments: MeasureSettings = None,
-) -> None:
-    """Measure the quality of what was served, by route, version and segment, with intervals.
-
-    A log that ends is measured at once. Otherwise each window is measured once its outcomes are
-    known; Ctrl-C saves, and the next call resumes. See docs/measure.md.
-    """
-    from hotbed.cli import show
-    from hotbed.quality.measure import ServingQuality
-
-    quality = ServingQuality.read(file, _assigned(assignments, "measure"))
-    show.print_quality(quality.measure(report=show.print_window))
+for command in (logged.rescore, logged.measure, logged.replay):
+    app.command()(command)
 
 
 @app.command()
@@ -860,30 +826,6 @@ def _run_on_ranks(
 
         show.print_failure(failure)
         raise typer.Exit(failure.exit_code)
-
-
-def _read(job_file: Path, assignments: list[str] | None) -> Job:
-    from hotbed.job import run
-
-    job = run.read(job_file, _assigned(assignments, "job"))
-    if isinstance(job, run.ForeignJob):
-        raise ConfigError(
-            f"{job_file}: not a job, got a training file of {job.dialect.name}. Only `hotbed "
-            "train` reads it."
-        )
-    return job
-
-
-def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:
-    from hotbed.yaml_files import parse_value
-
-    values: dict[str, Any] = {}
-    for assignment in assignments or []:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"--set: no '=' in it, got {assignment!r}. Write a.b=c.")
-        values[path.strip().removeprefix(f"{prefix}.")] = parse_value(text)
-    return values
 
 
 if __name__ == "__main__":

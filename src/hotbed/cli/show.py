@@ -30,11 +30,14 @@ from hotbed.job.run import (
     Published,
 )
 from hotbed.prepare import Stage, Workflow
-from hotbed.quality.cells import METRICS
-from hotbed.quality.page import figure_text, value_text
+from hotbed.quality.cells import BASE, METRICS, REPLAY
+from hotbed.quality.page import PAGE, figure_text, value_text
+from hotbed.quality.replay_page import verdict
+from hotbed.quality.samples import VERSION
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+    from hotbed.quality.replay import Replayed
     from hotbed.quality.results import Quality
     from hotbed.serving.request_log.rescoring import Rescored
     from hotbed.serving.routes.editing import ReplicaRoute
@@ -396,12 +399,15 @@ def print_quality(quality: Quality) -> None:
         print_line("no window has all of its outcomes yet")
         return
     newest = quality.windows["begin"].to_pylist()[-1]
-    others = [name for name in METRICS if name not in _RANKING]
     for table, column in ((quality.windows, "users"), (quality.differences, "against")):
-        rows = [row for row in table.to_pylist() if row["begin"] == newest]
-        if rows:
-            _print_figures(rows, [column, "samples"], _RANKING)
-            _print_figures(rows, [], others)
+        _print_rows([row for row in table.to_pylist() if row["begin"] == newest], column)
+
+
+def _print_rows(rows: Sequence[Mapping[str, Any]], column: str) -> None:
+    """Print all metrics of some rows, if there are any; `column`: a further one."""
+    if rows:
+        _print_figures(rows, [column, "samples"], _RANKING)
+        _print_figures(rows, [], [name for name in METRICS if name not in _RANKING])
 
 
 def _print_figures(
@@ -416,6 +422,37 @@ def _print_figures(
         texts = [row["route"] or "answered", cell, *(str(row[name]) for name in columns)]
         grid.add_row(*map(escape, texts), *(figure_text(row, name) for name in metrics))
     console.print(grid)
+
+
+def print_replayed(replayed: Replayed | None, output: Path) -> None:
+    """Print what a replay found, and what it cannot know; None: it was stopped."""
+    if replayed is None:
+        print_line("stopped: the same command resumes")
+        return
+    sides = (None, BASE, REPLAY)
+    windows = replayed.whole.windows.to_pylist()
+    whole = [row for row in windows if row["column"] is None and row["route"] in sides]
+    _print_rows(whole, "users")
+    differences = [
+        row
+        for row in replayed.whole.differences.to_pylist()
+        if row["route"] in (BASE, REPLAY) and row["column"] != VERSION
+    ]
+    _print_rows(differences, "against")
+    prediction = replayed.prediction
+    grid = Grid("side", "click rate", "low", "high")
+    for side, rate in prediction.rates.items():
+        grid.add_row(side, *(f"{value:.5f}" for value in vars(rate).values()))
+    console.print(grid)
+    print_line(verdict(prediction))
+    print_line(
+        f"{prediction.lists:,} requests of {prediction.users:,} users with {prediction.clicks:,} "
+        f"clicks; {prediction.same_first:.0%} of the lists have the same candidate first"
+    )
+    print_line("What this cannot know:")
+    for limit in prediction.limits:
+        print_line(f"- {limit}")
+    print_line(f"report: {output / PAGE}")
 
 
 def print_export(exported: Exported) -> None:

@@ -25,6 +25,7 @@ from hotbed.data.schema_changes import change_of
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.rule import Adam, Rule
 from hotbed.errors import ConfigError
+from hotbed.files import Where
 from hotbed.job.file import read_values
 from hotbed.job.tables import Tables
 
@@ -288,7 +289,7 @@ class Job:
             return Schema.of_prepared(self.schema.prepared, self.schema.rows)
         return self.schema
 
-    def schema_of(self, states: str) -> Schema:
+    def schema_of(self, states: Where) -> Schema:
         """Return the fitted schema that a stream's states were learned with.
 
         Its fitted maps are those of the job, where the job has them: a preparation may be moved.

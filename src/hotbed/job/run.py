@@ -25,7 +25,14 @@ from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, igno
 from hotbed.job.file import read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
-from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
+from hotbed.job.states import (
+    check_unchanged,
+    has_state,
+    newest,
+    own_states,
+    trained,
+    with_grains_of,
+)
 from hotbed.job.tables import AS_SAVED, StateSettings
 from hotbed.persist.container.format import read_newest
 from hotbed.persist.container.store import new_file, write_text
@@ -151,6 +158,8 @@ def online(
     max_steps: int | None = None,
     max_seconds: float | None = None,
     *,
+    start: Where | None = None,
+    beside: Sequence[Any] = (),
     report: Report = ignore,
     progress: bool = False,
 ) -> Learned:
@@ -160,6 +169,9 @@ def online(
         job: the job.
         max_steps: end after this many steps, those of earlier runs included.
         max_seconds: end after this many seconds.
+        start: a checkpoint of the same model that a stream without a state begins with, instead of
+            `train`.
+        beside: callbacks of the stream beside those of the job.
         report: called with each event.
         progress: show progress bars.
 
@@ -178,17 +190,20 @@ def online(
     with _owned_states(job, restart=False, report=report) as live:
         if from_first(lambda: has_state(job.state_path)):
             with together():
-                job = _with_grains_of(job.state_path, job)
+                job = with_grains_of(job.state_path, job)
                 schema = job.schema_of(job.state_path)
                 newest_state = open_checkpoint(job.state_path)
-            learning = _Learning(job, report, progress)
+            learning = _Learning(job, report, progress, beside)
             model = job.rec_model(schema)
             with together():
                 check_unchanged(job, newest_state, model)
             from_first(lambda: check_resume(job))
+        elif start is not None:
+            learning = _Learning(job, report, progress, beside)
+            model = _restored(job, states=start)
         else:
             job = for_ranks(job, num_ranks())
-            learning = _Learning(job, report, progress)
+            learning = _Learning(job, report, progress, beside)
             model = learning.new_model() if job.train is None else learning.train()
         learning.follow(model, live, max_steps, max_seconds)
     report(Finished(model, learning.histories))
@@ -209,22 +224,16 @@ def _owned_states(job: Job, *, restart: bool, report: Report) -> Iterator[Live |
         yield states[0] if states else None
 
 
-def _with_grains_of(states: Where, job: Job) -> Job:
-    """Return a job with the number of grains of its newest state, unless it has one."""
-    from hotbed.persist.container.format import open_checkpoint
-
-    if isinstance(job.grains, int):
-        return job
-    return replace(job, grains=(open_checkpoint(states).manifest.model or {}).get("grains", 1))
-
-
 class _Learning:
     """The parts of a job that learn; `histories` holds what each part returned."""
 
-    def __init__(self, job: Job, report: Report, progress: bool) -> None:
+    def __init__(
+        self, job: Job, report: Report, progress: bool, beside: Sequence[Any] = ()
+    ) -> None:
         self.histories: dict[str, History] = {}
         self.baselines: list[Baselines] = []
         self._job = job
+        self._beside = beside
         self._report = report
         self._progress = progress
 
@@ -280,7 +289,7 @@ class _Learning:
         events.live = live or events.live
         self.histories["stream"] = model.online_train(
             events,
-            self._callbacks(stream=True),
+            [*self._callbacks(stream=True), *self._beside],
             max_steps=max_steps,
             max_seconds=max_seconds,
             progress=self._progress,
@@ -584,8 +593,13 @@ def export_state(states: Where, out: Where, settings: StateSettings = AS_SAVED) 
     return _export(_rebuilt(states, reader, settings), states, out)
 
 
-def _restored(job: Job, reader: Reader | None = None) -> RecModel:
-    """Return the model that a job says, with what it learned; `reader`: None is the newest state.
+def _restored(job: Job, reader: Reader | None = None, states: Where | None = None) -> RecModel:
+    """Return the model that a job says, with what it learned.
+
+    Args:
+        job: the job.
+        reader: the state; None is the newest one.
+        states: the checkpoint; None is that of the job.
 
     Raises:
         ConfigError: the job says another model or schema than was trained.
@@ -593,9 +607,9 @@ def _restored(job: Job, reader: Reader | None = None) -> RecModel:
     from hotbed.persist.container.format import open_checkpoint
 
     with together():
-        states = trained(job)
+        states = states or trained(job)
         schema = job.schema_of(states)
-        grained = _with_grains_of(states, job)
+        grained = with_grains_of(states, job)
         newest_state = reader or open_checkpoint(states)
     model = grained.rec_model(schema)
     with together():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,15 @@ def trained(job: Job) -> str:
             f"job: not trained yet, got no checkpoint in {job.output}. Run `hotbed train` first."
         )
     return states
+
+
+def with_grains_of(states: Where, job: Job) -> Job:
+    """Return a job with the number of grains of its newest state, unless it has one."""
+    from hotbed.persist.container.format import open_checkpoint
+
+    if isinstance(job.grains, int):
+        return job
+    return replace(job, grains=(open_checkpoint(states).manifest.model or {}).get("grains", 1))
 
 
 def check_unchanged(job: Job, reader: Reader, model: RecModel) -> None:

@@ -93,10 +93,7 @@ def clustered(samples: Samples, clusters: Array, lists: Array, k: int = 1) -> Cl
         lists: the number of each sample's list, int64 [n]; a list belongs to one cluster.
         k: of the hit rate; NDCG takes whole lists.
     """
-    numbers, codes = np.unique(clusters, return_inverse=True)
     _, first, list_codes = np.unique(lists, return_index=True, return_inverse=True)
-    values: dict[str, float] = {}
-    influences: dict[str, Array] = {}
     pieces = {
         "auc": _auc(samples),
         **_probabilities(samples),
@@ -104,6 +101,19 @@ def clustered(samples: Samples, clusters: Array, lists: Array, k: int = 1) -> Cl
         "hit_rate": _of_lists(HitRate(k), samples, list_codes, first),
         "ndcg": _of_lists(NDCG(None), samples, list_codes, first),
     }
+    return by_cluster(pieces, clusters)
+
+
+def by_cluster(pieces: Mapping[str, tuple[float, Array]], clusters: Array) -> Clustered:
+    """Return metrics of samples that come in clusters.
+
+    Args:
+        pieces: the value of each metric, and the influence of each sample on it, [n].
+        clusters: the number of each sample's cluster, int64 [n].
+    """
+    numbers, codes = np.unique(clusters, return_inverse=True)
+    values: dict[str, float] = {}
+    influences: dict[str, Array] = {}
     # a cluster pulls the metric towards itself, the more the larger its share is
     shares = np.bincount(codes, minlength=len(numbers)) / max(len(codes), 1)
     scales = 1.0 / np.sqrt(np.maximum(1.0 - shares, LEAST_REST))

@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 from hotbed.connectors.request_log import SHADOW
 from hotbed.metrics.clustered import Clustered, clustered
 from hotbed.metrics.metric import Samples
-from hotbed.quality.samples import ROUTE, VERSION
+from hotbed.quality.samples import ROUTE, VERSION, codes, list_numbers, user_numbers
 
+REPLAY = "replay"
+"""The route of scores that a job gave to logged requests afterwards."""
+
+BASE = "base"
+"""The route of scores of a second such job, which the first one is compared with."""
+
+_UNSEEN = (SHADOW, REPLAY, BASE)  # routes of scores that no client got
 _BETWEEN = " "  # a version and its digest
 
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "rate", "hit_rate", "ndcg")
@@ -48,7 +55,7 @@ class Cell(NamedTuple):
     """Which samples are measured together.
 
     Attributes:
-        route: None = all that were answered, which a shadow was not.
+        route: None = all that were answered, which a shadow or a replay was not.
         column: `version` or a segment; None = all of the route.
         value: of the column; None = all values that are too rare to be measured apart.
     """
@@ -70,14 +77,10 @@ class ServedWindow:
         self._settings = settings
         self._score = samples["score"].to_numpy()
         self._label = samples["label"].to_numpy()
-        request = _codes(samples["request"])
-        _, time = np.unique(samples["time"].to_numpy(), return_inverse=True)
-        self._list = request * (time.max(initial=0) + 1) + time
-        self._place = request * (int(samples["position"].to_numpy().max(initial=0)) + 1)
-        self._place += samples["position"].to_numpy()
-        users = _codes(samples["user"])
-        is_unknown = samples["user"].is_null().to_numpy()
-        self._user = np.where(is_unknown, users.max(initial=0) + 1 + request, users)
+        self._list = list_numbers(samples)
+        position = samples["position"].to_numpy()
+        self._place = codes(samples["request"]) * (int(position.max(initial=0)) + 1) + position
+        self._user = user_numbers(samples)
         self._routes = _Values.of(samples[ROUTE])
         self._columns = {VERSION: _versions(samples)}
         for name in settings.segments:
@@ -87,7 +90,7 @@ class ServedWindow:
         """Return the samples of each cell by their numbers: all of them, then by route."""
         by_route = dict(self._routes.rows(sorted(self._routes.names)))
         del by_route[None]
-        answered = [rows for route, rows in by_route.items() if route != SHADOW]
+        answered = [rows for route, rows in by_route.items() if route not in _UNSEEN]
         every = np.sort(np.concatenate([np.empty(0, np.int64), *answered]))
         cells: dict[Cell, Rows] = {}
         for route, chosen in [(None, every), *by_route.items()]:
@@ -117,9 +120,9 @@ class ServedWindow:
         }
 
     def paired(self, shadow: Rows, answered: Rows) -> tuple[Clustered, Clustered, int] | None:
-        """Return the metrics of a shadow and of the answers for the same candidates.
+        """Return the metrics of a shadow or a replay, and of others for the same candidates.
 
-        The labels are those of the answers. None: no candidate has both scores. The number is that
+        The labels are those of the others. None: no candidate has both scores. The number is that
         of the candidates.
         """
         shadow = shadow[~np.isnan(self._score[shadow])]
@@ -177,11 +180,6 @@ def _whole(values: pa.Array) -> Rows:
     return np.asarray(values.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _codes(values: pa.ChunkedArray) -> Rows:
-    """Return the number of each value; a null has the number of some value."""
-    return _whole(values.combine_chunks().dictionary_encode().indices.fill_null(0))
-
-
 def _versions(samples: pa.Table) -> _Values:
     """Return the version of each sample, with its digest if two states share the number."""
     states = _Values.of(pc.binary_join_element_wise(samples[VERSION], samples["digest"], _BETWEEN))
@@ -229,20 +227,22 @@ def _compared(
 ) -> Iterator[_Comparison]:
     """Yield what is compared: routes with the baseline, versions with its most used one.
 
-    A shadow is compared with the answers to the same requests.
+    A shadow is compared with the answers to the same requests, and so is a replay, or else with
+    the replay of its base.
     """
     routes = [cell.route for cell in cells if cell.column is None and cell.route is not None]
-    answering = [route for route in routes if route != SHADOW]
+    answering = [route for route in routes if route not in _UNSEEN]
     baseline = settings.baseline
     if baseline not in answering and answering:
         baseline = max(answering, key=lambda route: len(cells[Cell(route)]))
     usual = _usual_version(cells, baseline)
     for cell, rows in cells.items():
-        if cell.route == SHADOW:
-            other = Cell(None) if cell.column == VERSION else cell._replace(route=None)
+        if cell.route in _UNSEEN:
+            route = BASE if cell.route == REPLAY and BASE in routes else None
+            other = Cell(route) if cell.column == VERSION else cell._replace(route=route)
             pair = window.paired(rows, cells.get(other, np.empty(0, np.int64)))
             if pair is not None:
-                yield cell, "answered", pair[0], pair[1], (pair[2], pair[2])
+                yield cell, route or "answered", pair[0], pair[1], (pair[2], pair[2])
             continue
         against = ""
         if cell.route is not None and cell.route != baseline and cell.column != VERSION:

@@ -31,7 +31,7 @@ from hotbed.files import local_path
 from hotbed.job.file import read_values
 from hotbed.persist.container.store import JOURNAL, LETTERS
 from hotbed.quality.cells import QualitySettings, measure_window
-from hotbed.quality.page import write_page
+from hotbed.quality.page import PAGE, write_page
 from hotbed.quality.readings import readings
 from hotbed.quality.results import Quality
 from hotbed.quality.samples import MeasuredColumns, joined
@@ -42,7 +42,6 @@ from hotbed.training.watching.endpoint import Endpoint
 log = logging.getLogger("hotbed")
 
 STATES = "states"
-PAGE = "report.html"
 _MOST_SECONDS = 1e9  # of a window: calendars end in the year 9999
 MOST_SHOWN = 512
 """Windows of a folder that the page shows, the newest ones."""

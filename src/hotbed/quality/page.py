@@ -15,6 +15,8 @@ from hotbed.pictures.page import grid, page_of, section, side_by_side
 from hotbed.quality.cells import METRICS
 from hotbed.quality.results import Quality
 
+PAGE = "report.html"
+"""The file of the page in the folder of results."""
 Row = Mapping[str, Any]
 _WINDOWS_TEXT = (
     "Each point is a window of event time, of requests whose outcomes are known. Bands are "
@@ -43,7 +45,6 @@ _TITLES = {
 def write_page(path: Path, quality: Quality) -> None:
     """Write the page of some windows, of which there is at least one."""
     windows = quality.windows.to_pylist()
-    differences = quality.differences.to_pylist()
     newest = windows[-1]["begin"]
     whole = next(row for row in windows if row["begin"] == newest)
     cards = {
@@ -52,17 +53,30 @@ def write_page(path: Path, quality: Quality) -> None:
         **{_TITLES[name].partition(":")[0]: whole[name] for name in METRICS},
     }
     subtitle = f"newest window: {newest:%Y-%m-%d %H:%M} to {whole['end']:%Y-%m-%d %H:%M} UTC"
+    sections = [*over_time(quality), *newest_tables(quality, "the newest window")]
+    write_text(path, page_of("Quality of what was served", subtitle, cards, sections))
+
+
+def over_time(quality: Quality) -> list[str]:
+    """Return sections with charts of all windows: the routes, and their differences."""
     compared: dict[str, list[Row]] = {}
-    for row in differences:
+    for row in quality.differences.to_pylist():
         if row["column"] is None:
             compared.setdefault(f"{row['route']} minus {row['against']}", []).append(row)
-    sections = [
-        _charts("Over time", _WINDOWS_TEXT, by_route(windows)),
+    return [
+        _charts("Over time", _WINDOWS_TEXT, by_route(quality.windows.to_pylist())),
         _charts("Differences over time", _DIFFERENCES_TEXT, compared, levels={"equal": 0.0}),
-        _table("Differences in the newest window", differences, newest),
-        _table("The newest window", windows, newest),
     ]
-    write_text(path, page_of("Quality of what was served", subtitle, cards, sections))
+
+
+def newest_tables(quality: Quality, which: str) -> list[str]:
+    """Return sections with tables of the newest window; `which`: its name."""
+    newest = quality.windows["begin"].to_pylist()[-1]
+    differences = quality.differences.to_pylist()
+    return [
+        _table(f"Differences in {which}", differences, newest),
+        _table(f"{which[0].upper()}{which[1:]}", quality.windows.to_pylist(), newest),
+    ]
 
 
 def by_route(windows: Sequence[Row]) -> dict[str, list[Row]]:

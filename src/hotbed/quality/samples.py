@@ -8,13 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hotbed.connectors.times import to_microseconds
 from hotbed.connectors.types import present_keys
 from hotbed.errors import DataError, SchemaError
 
+Numbers = NDArray[np.int64]
+
 VERSION = "version"
 ROUTE = "route"
+PLACE = "place"
+"""The column of places in samples that have one."""
 _SERVER_COLUMNS = (VERSION, "digest", ROUTE, "request_id", "position")
 _TEXT_COLUMNS = (VERSION, "digest", ROUTE)
 
@@ -127,3 +132,22 @@ def joined(parts: Sequence[pa.Table]) -> pa.Table:
     """
     order = [(name, "ascending") for name in ("time", "request", "position", *_TEXT_COLUMNS)]
     return pa.concat_tables(parts).sort_by(order).combine_chunks()
+
+
+def codes(values: pa.ChunkedArray) -> Numbers:
+    """Return the number of each value; a null has the number of some value."""
+    encoded = values.combine_chunks().dictionary_encode()
+    return np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def list_numbers(samples: pa.Table) -> Numbers:
+    """Return the number of the list of each sample: of its request and time."""
+    _, time = np.unique(samples["time"].to_numpy(), return_inverse=True)
+    return codes(samples["request"]) * (int(time.max(initial=0)) + 1) + time
+
+
+def user_numbers(samples: pa.Table) -> Numbers:
+    """Return the number of the user of each sample; an unknown one is one of his request."""
+    users = codes(samples["user"])
+    is_unknown = samples["user"].is_null().to_numpy()
+    return np.where(is_unknown, users.max(initial=0) + 1 + codes(samples["request"]), users)
