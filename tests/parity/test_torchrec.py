@@ -42,6 +42,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.modules.mlp import MLP
 from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -402,11 +403,28 @@ def rows() -> pl.DataFrame:
     return pl.DataFrame(columns, schema_overrides=types)
 
 
+class Towers(nn.Module):
+    """A tower of a user and one of movies, whose product is the score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = bags()
+        self.query = MLP(DIM + NUM_DENSE, [16, 4])
+        self.candidate = MLP(2 * DIM, [16, 4])
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        rows = self.bags(sparse_features)
+        query = self.query(torch.cat([rows["user"], dense_features], dim=1))
+        candidate = self.candidate(torch.cat([rows["movie"], rows["liked"]], dim=1))
+        return (query * candidate).sum(1)
+
+
 SERVED: dict[str, Callable[[], nn.Module]] = {
     "everything": Everything,
     "dlrm": lambda: DLRM(bags(), NUM_DENSE, [16, DIM], [16, 1]),
     "dcn": lambda: DLRM_DCN(bags(), NUM_DENSE, [16, DIM], [16, 1], 2, 4),
     "projection": lambda: DLRM_Projection(bags(), NUM_DENSE, [16, DIM], [16, 1], [16], [16]),
+    "towers": Towers,
     "deepfm": lambda: SimpleDeepFMNN(NUM_DENSE, bags(), 20, 3),
 }
 

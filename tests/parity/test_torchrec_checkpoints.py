@@ -208,6 +208,23 @@ def test_training_continues_from_what_two_ranks_of_torchrec_have_saved(tmp_path:
         assert np.abs(np.array(losses) / expected - 1).max() <= 1e-6
 
 
+def rows_of_rank(folder: str, tables: list[str]) -> dict[str, int]:
+    """Load a checkpoint on one of several ranks; return how many rows of each table it holds."""
+    model, optimizer, rows = converted(tables)
+    hb.shard(model, optimizer, grains=2)
+    load_plain_state(model, folder, optimizer)
+    return {name: len(table) for name, table in rows.items()}
+
+
+@pytest.mark.soak
+def test_ranks_share_the_rows_of_a_checkpoint() -> None:
+    first, second = ranks_of(rows_of_rank, 2, str(GOLDEN), list(ROWS))
+    for key, num_rows in ROWS.items():
+        name = f"t_{key}"
+        assert first[name] + second[name] == num_rows
+        assert min(first[name], second[name]) > 0
+
+
 def joined(number: int, tables: list[str]) -> tuple[Tensor, KeyedJaggedTensor, Tensor]:
     """The batches of both ranks as one."""
     parts = [batch_of(2 * number + rank, tables) for rank in (0, 1)]
