@@ -157,7 +157,7 @@ def measure(turns: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with started([__file__, "--train", place]) as training:
-            while not (folder / "CURRENT").exists() or not learned(folder)[1]:
+            while not (folder / "status.json").exists() or not learned(folder)[1]:
                 time.sleep(0.5)
             time.sleep(10)
             for _ in range(turns):

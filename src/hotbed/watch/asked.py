@@ -72,8 +72,25 @@ class ServedModel:
     dropped: int | None
 
 
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What a server answered.
+
+    Attributes:
+        models: its models.
+        memory: `used_bytes` and `limit_bytes` of the smallest limit that holds for it, and what
+            that is `of`; None = unknown.
+    """
+
+    models: Sequence[ServedModel]
+    memory: Mapping[str, Any] | None
+
+
 class AskedServer:
     """Asks a server for its models, over one connection.
+
+    Attributes:
+        url: without a password.
 
     Args:
         url: such as http://HOST:PORT.
@@ -81,17 +98,19 @@ class AskedServer:
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        self.url = url
+        scheme, separator, place = url.rpartition("://")
+        self.url = f"{scheme}{separator}{place.rpartition('@')[2]}"
         self._client = Client(url, token, TIMEOUT_SECONDS)
 
-    def read(self) -> list[ServedModel]:
-        """Return the models of the server.
+    def read(self) -> ServerAnswer:
+        """Return what the server answers now.
 
         Raises:
             ServingError: it does not answer.
             Unauthorized: the token is missing or wrong.
         """
-        return [_model(status) for status in self._client.status()["models"]]
+        status = self._client.status()
+        return ServerAnswer([_model(model) for model in status["models"]], status.get("memory"))
 
     def close(self) -> None:
         """Close the connection."""

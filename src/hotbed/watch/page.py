@@ -27,7 +27,7 @@ from hotbed.training.watching.report_charts import (
     metric_text,
     smooth,
 )
-from hotbed.watch.asked import ServedModel
+from hotbed.watch.asked import ServedModel, ServerAnswer
 from hotbed.watch.measured import VERSION, Drift, MeasuredQuality
 from hotbed.watch.refreshed import Look
 from hotbed.watch.run_folder import Course, SeenRun
@@ -37,10 +37,14 @@ from hotbed.watch.seen import Seen
 RELOAD_SECONDS = 5
 _SHOWN_METRICS = ("auc", "log_loss", "calibration", "rate")
 _MOST_DOTS = 60
+_EVERY = 2  # of so many moments one is drawn, the newest in any case
 _SHIFTED = 0.25
 _MOVED = 0.1
 _SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
-_HEAD = f'<noscript><meta http-equiv="refresh" content="{RELOAD_SECONDS}"></noscript>\n'
+_HEAD = (
+    f'<noscript><meta http-equiv="refresh" content="{RELOAD_SECONDS}"></noscript>\n'
+    '<link rel="icon" href="data:,">\n'
+)
 _WORDS = {
     "training": "trains",
     "waiting": "waits for events",
@@ -161,20 +165,14 @@ def _problems(seen: Seen, words: _Words) -> str:
     for url, look in seen.servers.items():
         if look.problem:
             since = f" Its last answer came {words.ago(look.read)}." if look.read else ""
-            sentences.append(f"{_shown(url)}: {look.problem}{since}")
-        for model in look.value or ():
+            sentences.append(f"{url}: {look.problem}{since}")
+        for model in _models(look):
             for problem in model.problems:
-                sentences.append(f"{_shown(url)}, model {model.name}: {problem}")
+                sentences.append(f"{url}, model {model.name}: {problem}")
     if not sentences:
         return ""
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
     return f"<div class='box bad' id='problems'><ul>{items}</ul></div>"
-
-
-def _shown(url: str) -> str:
-    """Return an address without a password."""
-    scheme, separator, place = url.rpartition("://")
-    return f"{scheme}{separator}{place.rpartition('@')[2]}"
 
 
 def _subtitle(run: SeenRun, words: _Words) -> str:
@@ -226,10 +224,11 @@ def _cards(run: SeenRun, words: _Words) -> dict[str, Any]:
                 default=None,
             )
         ).removesuffix(" ago")
-    versions = [pair.published for pair in run.states if pair.published is not None]
-    if versions:
-        newest = max(version.written or 0.0 for version in versions)
-        cards["since the last version"] = words.ago(newest).removesuffix(" ago")
+    published = [pair.published.written or 0.0 for pair in run.states if pair.published is not None]
+    publications = status.get("publications") or {}  # also of a topic, which has no folder
+    published.append(publications.get("last_seconds") or 0.0)
+    if any(published):
+        cards["since the last version"] = words.ago(max(published)).removesuffix(" ago")
     num_held = sum(bool(pair.state.held) for pair in run.states)
     if num_held:
         cards["states held by a gate"] = num_held
@@ -277,8 +276,9 @@ def _charts(name: str, text: str, charts: Sequence[Chart], words: _Words) -> str
 def _moments(status: Mapping[str, Any]) -> list[Chart]:
     """Return speed, lag, freshness and memory of the last minutes."""
     moments = status.get("moments")
-    if not moments or len(moments["time"]) < 3:
+    if not moments or len(moments["time"]) < 2 * _EVERY:
         return []
+    moments = {name: values[::-_EVERY][::-1] for name, values in moments.items()}
     times = [1e6 * time for time in moments["time"]]
     speeds = []
     for (t0, n0), (t1, n1) in pairwise(zip(moments["time"], moments["samples"], strict=True)):
@@ -357,15 +357,19 @@ def _version(version: int | None) -> str:
 # --- servers --------------------------------------------------------------------------------------
 
 
-def _served(servers: Mapping[str, Look[list[ServedModel]]], words: _Words) -> str:
+def _served(servers: Mapping[str, Look[ServerAnswer]], words: _Words) -> str:
     blocks = []
     for url, look in servers.items():
-        for model in look.value or ():
+        for model in _models(look):
             blocks.append(_model(url, look, model, words))
     return section("What is served", "\n".join(blocks), _SERVED_TEXT) if blocks else ""
 
 
-def _model(url: str, look: Look[list[ServedModel]], model: ServedModel, words: _Words) -> str:
+def _models(look: Look[ServerAnswer]) -> Sequence[ServedModel]:
+    return () if look.value is None else look.value.models
+
+
+def _model(url: str, look: Look[ServerAnswer], model: ServedModel, words: _Words) -> str:
     head = ["role", "version", "published", "share", "requests", "errors", "mean score"]
     rows = []
     for role in model.roles:
@@ -385,7 +389,7 @@ def _model(url: str, look: Look[list[ServedModel]], model: ServedModel, words: _
         plain = json.dumps(model.rule) if model.rule else "follow"
         rule = f"revision {model.revision} of the rule: {plain}"
     facts = [
-        f"{model.name} at {_shown(url)}: {'away' if look.problem else model.state}, {rule}",
+        f"{model.name} at {url}: {'away' if look.problem else model.state}, {rule}",
         f"median {seconds_text(model.p50)}, 99 % within {seconds_text(model.p99)}",
         f"{words.number(model.candidates)} candidates scored",
     ]
@@ -461,19 +465,21 @@ def _drift(drifts: Sequence[Drift], words: _Words) -> str:
 # --- disk and memory ------------------------------------------------------------------------------
 
 
-def _machine(run: SeenRun, servers: Mapping[str, Look[list[ServedModel]]], words: _Words) -> str:
+def _machine(run: SeenRun, servers: Mapping[str, Look[ServerAnswer]], words: _Words) -> str:
     rows = []
     memory = run.status.get("memory", {})
     if memory:
         rows.append(["the run", bytes_text(memory["resident_bytes"]), ""])
     if "limit_bytes" in memory:
-        used = f"{bytes_text(memory['used_bytes'])} of {bytes_text(memory['limit_bytes'])}"
-        share = share_text(memory["used_bytes"] / memory["limit_bytes"])
-        rows.append([f"memory of {memory['of']}", used, share])
+        rows.append(_memory_row("", memory))
     for url, look in servers.items():
-        for model in look.value or ():
+        if look.value is None:
+            continue
+        if look.value.memory is not None:
+            rows.append(_memory_row(f" at {url}", look.value.memory))
+        for model in look.value.models:
             if model.cache_bytes is not None:
-                name = f"rows in the cache of {model.name} at {_shown(url)}"
+                name = f"rows in the cache of {model.name} at {url}"
                 rows.append([name, bytes_text(model.cache_bytes), ""])
     for disk in run.disks:
         used_bytes = disk.total_bytes - disk.free_bytes
@@ -493,3 +499,9 @@ def _machine(run: SeenRun, servers: Mapping[str, Look[list[ServedModel]]], words
     if table_rows:
         body += grid(["table", "rows"], table_rows)
     return section("Disk and memory", body) if body else ""
+
+
+def _memory_row(place: str, memory: Mapping[str, Any]) -> list[str]:
+    used = f"{bytes_text(memory['used_bytes'])} of {bytes_text(memory['limit_bytes'])}"
+    share = share_text(memory["used_bytes"] / memory["limit_bytes"])
+    return [f"memory of {memory['of']}{place}", used, share]

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,13 @@ class RunFolder:
     Args:
         run: the output folder of a job, its job file, or the folder of the states of a run.
         published: the folder in which its versions are published; None = as its job.json says.
+        state_seconds: between two reads of the newest state, which may be large, while it trains.
 
     Raises:
         ConfigError: `run` is the URL of an object store, or a file that is not a job.
     """
 
-    def __init__(self, run: str, published: str | None = None) -> None:
+    def __init__(self, run: str, published: str | None = None, state_seconds: float = 30.0) -> None:
         folder = local_path(run, "watch.run")
         if names_a_job(run) and folder.exists():
             folder = local_path(str(read_mapping(folder).get("output", "runs/job")), "watch.run")
@@ -102,6 +103,8 @@ class RunFolder:
         self._versions: VersionList | None = None
         self._course: Course | None = None
         self._newest: tuple[Path, bytes] | None = None  # the state of `_course`
+        self._state_seconds = state_seconds
+        self._course_read = -inf
 
     def read(self) -> SeenRun:
         """Return what is there now.
@@ -123,7 +126,7 @@ class RunFolder:
             events_a_second=None if state in (*ENDED, "silent") else _rate(status),
             states=self._pairs(root, published, problems),
             published=str(published or ""),
-            course=self._newest_state(root, problems),
+            course=self._newest_state(root, problems, has_ended=state in ENDED),
             disks=disk_spaces(
                 [self.folder, root, *([published] if isinstance(published, Path) else [])]
             ),
@@ -190,19 +193,21 @@ class RunFolder:
         problems += [version.problem for version in (*states, *versions) if version.problem]
         return paired(states, versions)
 
-    def _newest_state(self, root: Path, problems: list[str]) -> Course | None:
-        """Return what the newest state holds; it is read when it has become the newest."""
+    def _newest_state(self, root: Path, problems: list[str], *, has_ended: bool) -> Course | None:
+        """Return what the newest state holds, as it was at most `state_seconds` ago."""
         try:
             newest = (root, (root / CURRENT_FILE).read_bytes())
         except FileNotFoundError:
             return None
-        if newest != self._newest:
+        is_due = has_ended or time.monotonic() - self._course_read >= self._state_seconds
+        if newest != self._newest and is_due:
             try:
                 self._course = read_newest(root, _course)
             except HotbedError as error:
                 problems.append(str(error))
                 return self._course
             self._newest = newest
+            self._course_read = time.monotonic()
         return self._course
 
 

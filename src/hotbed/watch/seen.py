@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hotbed.watch.asked import AskedServer, ServedModel
+from hotbed.watch.asked import AskedServer, ServerAnswer
 from hotbed.watch.measured import MeasuredFolder, MeasuredQuality
 from hotbed.watch.refreshed import Look, Refreshed
 from hotbed.watch.run_folder import RunFolder, SeenRun
@@ -30,7 +30,7 @@ class Seen:
 
     run: Look[SeenRun]
     quality: Look[MeasuredQuality] | None
-    servers: Mapping[str, Look[list[ServedModel]]]
+    servers: Mapping[str, Look[ServerAnswer]]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; numbers that are not finite are null."""
@@ -44,7 +44,7 @@ class Watched:
     Args:
         run: reads the folder of the run.
         quality: the output folder of `hotbed measure`; None = `quality` in the folder of the run,
-            if it is there.
+            once it is there.
         servers: asks each server.
         every_seconds: seconds between two looks at each of them.
     """
@@ -57,11 +57,9 @@ class Watched:
         every_seconds: float,
     ) -> None:
         self._run = Refreshed(run.read, every_seconds)
-        if quality is None and (run.folder / "quality").is_dir():
-            quality = run.folder / "quality"
-        self._quality: Refreshed[MeasuredQuality] | None = None
-        if quality is not None:
-            self._quality = Refreshed(MeasuredFolder(quality).read, every_seconds)
+        self._is_measured = quality is not None
+        measured = MeasuredFolder(quality or run.folder / "quality")
+        self._quality = Refreshed(measured.read, every_seconds)
         self._servers = {server.url: Refreshed(server.read, every_seconds) for server in servers}
 
     def start(self) -> None:
@@ -78,14 +76,13 @@ class Watched:
 
     def seen(self) -> Seen:
         """Return what was seen last."""
-        quality = None if self._quality is None else self._quality.look
-        return Seen(
-            self._run.look, quality, {url: server.look for url, server in self._servers.items()}
-        )
+        quality = self._quality.look
+        is_shown = self._is_measured or quality.value is not None
+        servers = {url: server.look for url, server in self._servers.items()}
+        return Seen(self._run.look, quality if is_shown else None, servers)
 
     def _all(self) -> list[Refreshed[Any]]:
-        quality = [] if self._quality is None else [self._quality]
-        return [self._run, *quality, *self._servers.values()]
+        return [self._run, self._quality, *self._servers.values()]
 
 
 def _plain(value: Any) -> Any:

@@ -238,7 +238,10 @@ def test_page_of_a_run_shows_what_a_server_answers_and_names_one_that_is_away(
         text = answer.read().decode()
     with urlopen(f"{page.address}status") as answer:
         seen = json.loads(answer.read())["servers"]
-    (model,) = seen[url]["value"]
+    (model,) = seen[url]["value"]["models"]
+    memory = seen[url]["value"]["memory"]
+    assert 0 < memory["used_bytes"] < memory["limit_bytes"]
+    assert f"memory of {memory['of']} at {url}" in text
     status = json.loads(got(running, "/status"))["models"][0]
     assert model["version"] == status["version"]
     assert model["candidates"] == 20

@@ -31,6 +31,8 @@ from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
 from hotbed.training.watching.readings import readings
 
+from .conftest import SCHEMA, columns
+
 SECOND = 1_000_000  # microseconds
 FOUR = {"auc", "log_loss", "calibration", "normalized_entropy"}
 
@@ -500,6 +502,30 @@ def test_status_file_says_what_a_run_did(dataset: Any, network: Any, tmp_path: P
     assert last["saves"]["last_step"] == 8
     assert last["moments"]["samples"] == [*range(0, 513, 64), 512]
     assert last["moments"]["time"] == sorted(last["moments"]["time"])
+
+
+def test_status_file_says_that_a_stream_waits_and_what_waits_for_it(
+    network: Any, tmp_path: Path
+) -> None:
+    seen = []
+
+    class Reader:
+        runs_last = True
+
+        def on_idle(self, run: Any) -> None:
+            seen.append(json.loads((tmp_path / "status.json").read_text()))
+            run.stop("seen")
+
+    events = FakeStream(columns(192), takes=[64, 0], then=0)
+    dataset = hb.Dataset(events, SCHEMA, 64, prefetch=0)
+    writer = hb.callbacks.StatusFile(tmp_path, every_seconds=0)
+    model_of(network).online_train(dataset, [writer, Reader()], progress=False)
+    assert [status["state"] for status in seen] == ["waiting"]
+    assert seen[0]["observed"]["lag_rows"] == 128
+    assert seen[0]["observed"]["source_reached"] == 1
+    assert seen[0]["moments"]["lag_rows"][-1] == 128
+    last = json.loads((tmp_path / "status.json").read_text())
+    assert (last["state"], last["reason"], last["samples"]) == ("ended", "seen", 64)
 
 
 def test_status_file_that_cannot_be_written_stops_no_training(

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import math
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -290,12 +293,32 @@ def rows_of(begin: int, segments: dict[str, int], version: str = "41") -> list[d
     return rows
 
 
+def test_newest_state_of_a_run_that_saves_often_is_read_at_times_only(run: Path) -> None:
+    change_status(run, state="training", written=time.time() + 3600)
+    slow = RunFolder(str(run), state_seconds=3600)
+    fast = RunFolder(str(run), state_seconds=0)
+    first = slow.read().course
+    assert fast.read().course == first
+    older = sorted(run.glob("checkpoint-*"))[0]
+    digest = hashlib.sha256((older / "MANIFEST.json").read_bytes()).hexdigest()
+    (run / "CURRENT").write_text(f"{older.name} {digest}\n")
+    assert slow.read().course is first
+    second = fast.read().course
+    assert second is not None
+    assert Path(second.folder) == older
+    assert fast.read().course is second
+    change_status(run, state="ended")
+    assert slow.read().course == second
+
+
 def test_quality_by_version_and_drift_of_columns(run: Path) -> None:
     windows = [
         *rows_of(0, {"DE": 5000, "FR": 5000}),
         *rows_of(HOUR, {"DE": 5000, "FR": 5000}),
         *rows_of(2 * HOUR, {"DE": 9000, "FR": 1000}, "42"),
     ]
+    with watching(run) as address:
+        assert json.loads(got(f"{address}status"))["quality"] is None
     Quality.of_rows(windows, []).write(run / "quality")
     with watching(run) as address:
         page = html.unescape(got(address))
@@ -324,6 +347,30 @@ def test_windows_of_one_distribution_drift_by_chance_alone() -> None:
         indexes.append(drift_of(rows)[0].index)
     assert max(indexes) < 0.1
     assert np.mean(indexes) < 0.01  # without the chance it is 9 / 500 + 9 / 4000 = 0.02
+
+
+def test_command_serves_the_page_without_torch_until_it_is_ended(
+    trained: tuple[Path, History],
+) -> None:
+    code = (
+        "import sys; from hotbed.cli.commands import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, flush=True)"
+    )
+    command = [sys.executable, "-c", code, "watch", str(trained[0]), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            page = got(line.split()[-1])
+            process.send_signal(signal.SIGINT)
+            rest = process.stdout.read()
+            code_of_end = process.wait(60)
+        finally:
+            process.kill()
+    assert line.startswith("watching at http://127.0.0.1:")
+    assert "The run has ended" in page
+    assert (rest, code_of_end) == ("False\n", 0)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -25,6 +25,7 @@ from hotbed.errors import (
     ServingError,
     Unauthorized,
 )
+from hotbed.memory_limit import memory_limits
 from hotbed.serving.protocol.offered import (
     REQUEST_ID,
     check_load,
@@ -385,7 +386,9 @@ def _text(metrics: bytes) -> HttpResponse:
 
 
 def _status_json(status: Mapping[str, Any]) -> HttpResponse:
-    return _json({**server_metadata(), **status}, {"Cache-Control": "no-store"})
+    memory = [asdict(limit) for limit in memory_limits()[:1]]  # none where the system says none
+    plain = {**server_metadata(), **status, "memory": memory[0] if memory else None}
+    return _json(plain, {"Cache-Control": "no-store"})
 
 
 def _page_html(status: Mapping[str, Any]) -> HttpResponse:
