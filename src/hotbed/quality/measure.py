@@ -241,6 +241,12 @@ class Results:
         return Quality.read(self._output, most=MOST_SHOWN)
 
 
+def waits_of(samples: Join) -> int:
+    """Return after how many microseconds the outcomes of a sample are known."""
+    waits = max(outcome.within for outcome in samples.kinds.values()) + samples.lateness_seconds
+    return int(waits * 1e6)
+
+
 class OpenWindows:
     """The samples of windows that are not measured yet."""
 
@@ -248,9 +254,7 @@ class OpenWindows:
         self.columns = quality.columns()
         self._settings = quality.settings
         self._width = None if quality.seconds is None else max(1, round(quality.seconds * 1e6))
-        outcomes = quality.samples.kinds.values()
-        waits = max(outcome.within for outcome in outcomes) + quality.samples.lateness_seconds
-        self._waits = int(waits * 1e6)
+        self._waits = waits_of(quality.samples)
         self._parts: dict[int, list[pa.Table]] = defaultdict(list)
         self._new: list[pa.Table] = []
 

@@ -30,7 +30,7 @@ from hotbed.job.file import override
 from hotbed.job.job import Job
 from hotbed.persist.container.store import write_text
 from hotbed.quality.cells import BASE, REPLAY
-from hotbed.quality.measure import OpenWindows, ServingQuality
+from hotbed.quality.measure import OpenWindows, ServingQuality, waits_of
 from hotbed.quality.page import PAGE
 from hotbed.quality.prediction import Prediction, predict
 from hotbed.quality.replay_page import write_replay_page
@@ -125,7 +125,7 @@ class JobReplay:
             ConfigError: the output holds the replay of another job.
             PersistError: another process replays into this folder, or the disk refuses.
         """
-        rows = _LoggedRows.read(self.measure, self.place)
+        rows = LoggedRows.read(self.measure, self.place)
         scores: dict[str, NDArray[np.float32]] = {}
         for route, job in ((BASE, self.base), (REPLAY, self.job)):
             if job is None:
@@ -198,7 +198,7 @@ def measure_of(where: str, job: Job, assignments: Mapping[str, object]) -> Servi
 
 
 @dataclass(frozen=True)
-class _LoggedRows:
+class LoggedRows:
     """The joined rows of a log in the order of the join.
 
     Attributes:
@@ -210,7 +210,7 @@ class _LoggedRows:
     label: str
 
     @classmethod
-    def read(cls, measure: ServingQuality, place: str | None) -> _LoggedRows:
+    def read(cls, measure: ServingQuality, place: str | None) -> LoggedRows:
         """Read a log and its outcomes.
 
         Raises:
@@ -254,13 +254,23 @@ class _LoggedRows:
                 "Correct `on`, `time`, `unit` and `within` of the join, or give a log whose "
                 "outcomes are known."
             )
+        times = table["time"].to_numpy()
+        back = int((np.maximum.accumulate(times) - times).max()) / 1e6
+        known_after = waits_of(measure.samples) / 1e6
+        if back > known_after:
+            raise DataError(
+                "replay: the log must be in the order of time, but for the time after which "
+                f"outcomes are known, {known_after:g} s; got a candidate {back:g} s before an "
+                f"earlier one. Sort it: {{kind: sort, by: {measure.samples.time}, source: …}} as "
+                "the impressions of the join."
+            )
         return cls(table, columns.label)
 
 
 class _ReplayedJob:
     """Lets a job learn logged rows, each of which it has scored before."""
 
-    def __init__(self, replay: JobReplay, route: str, job: Job, rows: _LoggedRows) -> None:
+    def __init__(self, replay: JobReplay, route: str, job: Job, rows: LoggedRows) -> None:
         samples = replay.measure.samples
         output = replay.output / route
         checkpoint = {
@@ -277,9 +287,8 @@ class _ReplayedJob:
             output=str(output),
         )
         self._output = output
-        waits = max(outcome.within for outcome in samples.kinds.values())
-        waits = int((waits + samples.lateness_seconds) * 1e6)
         times = rows.table["time"].to_numpy()
+        waits = waits_of(samples)
         self._scoring = ScoreWhenShown(self._job, times, waits, rows.label, output / _SCORES)
         self._num_rows = len(times)
 

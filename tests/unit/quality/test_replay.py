@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch", reason="torch absent")
 
-from served_streams import WITHIN
+from served_streams import WITHIN, write_log
 from simulated_world import EXAMINATION, World, job, replay, scores_of, write_world
 
 import hotbed as hb
@@ -33,7 +33,7 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.metrics.clustered import Clustered
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.quality.click_model import ClickModel, ShownLists, places_by
-from hotbed.quality.replay import Replayed
+from hotbed.quality.replay import LoggedRows, Replayed
 
 WORLD = World.drawn(3)
 
@@ -291,6 +291,26 @@ def test_wrong_input_is_named(served: tuple[Path, pl.DataFrame], tmp_path: Path)
     endless = hb.ServingQuality(topic, output=str(tmp_path / "c"))
     with pytest.raises(ConfigError, match=r"a log and outcomes that end, got \['Kafka'\]"):
         hb.JobReplay(endless, good.job)
+
+
+def test_times_out_of_order_are_named(served: tuple[Path, pl.DataFrame], tmp_path: Path) -> None:
+    """A job would learn the later day first; sorted, the log is the same as ever."""
+    folder, rows = served
+    half = rows.height // 2
+    columns = ["item", "user", "segment"]
+    write_log(tmp_path / "log", rows.tail(half), 0, columns)
+    write_log(tmp_path / "log", rows.head(half), 1, columns)
+    (tmp_path / "outcomes").symlink_to(folder / "outcomes")
+    replaying = replay(tmp_path, ("item",), tmp_path / "out")
+    with pytest.raises(DataError, match="must be in the order of time"):
+        replaying.replay()
+    measure = replaying.measure
+    log = dataclasses.replace(
+        measure.samples, impressions=hb.sources.Sort(measure.samples.impressions, "served_at")
+    )
+    sorted_rows = LoggedRows.read(dataclasses.replace(measure, samples=log), None)
+    as_served = LoggedRows.read(replay(folder, ("item",), tmp_path / "out").measure, None)
+    assert sorted_rows.table.equals(as_served.table)
 
 
 def test_the_command_takes_a_log_or_a_file(
