@@ -43,6 +43,8 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 from torchrec.optim import (
+    LAMB,
+    Adagrad,
     Adam,
     CombinedOptimizer,
     KeyedOptimizerWrapper,
@@ -372,9 +374,28 @@ def test_an_optimizer_that_does_more_than_name_parameters_is_refused() -> None:
     warmup = WarmupOptimizer(keyed(model), [WarmupStage(WarmupPolicy.LINEAR, 10)])
     with pytest.raises(hb.errors.ConfigError, match=r"WarmupOptimizer.*scheduler of torch"):
         hb.auto(model, warmup)
-    apply_optimizer_in_backward(Adam, model.collections.parameters(), {"lr": 0.1})
-    with pytest.raises(hb.errors.ConfigError, match=r"torchrec\.optim\.optimizers\.Adam"):
+    apply_optimizer_in_backward(LAMB, model.collections.parameters(), {"lr": 0.1})
+    with pytest.raises(hb.errors.ConfigError, match=r"torchrec\.optim\.optimizers\.LAMB.*t_user"):
         hb.auto(model, torch.optim.SGD([model.scale], lr=0.1))
+
+
+def test_the_name_of_a_kernel_is_its_optimizer() -> None:
+    """torchrec.optim.Adam takes no step: TorchRec's sharding puts FBGEMM's Adam in its place."""
+    model = scored("t_user", "t_other")
+    user, other = model.collections
+    apply_optimizer_in_backward(Adam, user.parameters(), {"lr": 0.1, "beta2": 0.9})
+    apply_optimizer_in_backward(Adagrad, other.parameters(), {"lr": 0.2, "weight_decay": 0.1})
+    optimizer = torch.optim.SGD([model.scale], lr=0.1)
+    with pytest.raises(hb.errors.ConfigError, match=r"weight_decay=0\.1 at .*t_other\.weight"):
+        hb.auto(model, optimizer)
+    (weight,) = user.parameters()
+    assert isinstance(weight._in_backward_optimizers[0], Adam)
+    other.embedding_bags["t_other"].weight._in_backward_optimizers[0]._kwargs.pop("weight_decay")
+    _, optimizer, report = hb.auto(model, optimizer)
+    rules = [entry.table.rule for entry in report.moved]
+    assert rules == [hb.Adam(0.1, beta2=0.9), hb.Adagrad(0.2, 1e-8)]
+    model(users(1, 2)).sum().backward()
+    optimizer.step()
 
 
 def test_features_with_their_own_numbers_of_samples_are_refused_by_name() -> None:

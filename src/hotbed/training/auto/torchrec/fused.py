@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRec's fused collections: they become plain ones whose weights learn in the backward pass.
+"""What of TorchRec learns in a kernel of FBGEMM, as plain weights with optimizers of torch.
 
-Such a collection keeps its weights and its optimizer in a kernel of FBGEMM, which no lookup in a
-table can take the place of.
+A fused collection keeps its weights and its optimizer in a kernel, which no lookup in a table can
+take the place of. An optimizer such as torchrec.optim.Adam is only the name of such a kernel.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _PLAIN = {
     "FusedEmbeddingCollection": "EmbeddingCollection",
 }
 _COLLECTIONS = "torchrec.modules.embedding_modules"
+_NAMES = "torchrec.optim.optimizers"
+"""The module of the optimizers that are names of kernels, and take no step themselves."""
 _MARK = "_hotbed_was_fused"
 """The attribute of a weight that was that of a fused collection."""
 _KNOWN = ("lr", "learning_rate", "eps", "beta1", "beta2", "stochastic_rounding")
@@ -38,13 +40,20 @@ _SLOTS: Mapping[str, tuple[str, ...]] = {
 
 @contextmanager
 def unfused(model: nn.Module) -> Iterator[None]:
-    """Turn the fused collections of `model` into plain ones; back, if this block raises.
+    """Turn the fused collections of `model` into plain ones, and names of kernels into optimizers.
+
+    All of it is turned back if this block raises.
 
     Raises:
-        ConfigError: a collection has a setting that no rule has.
+        ConfigError: a kernel has a setting that no rule has, or is none that a rule equals.
     """
-    before: list[tuple[nn.Module, type, dict[str, Any]]] = []
+    before: list[tuple[Any, type, dict[str, Any]]] = []
     try:
+        for path, weight in model.named_parameters():
+            names = getattr(weight, "_in_backward_optimizers", ())
+            if any(type(name).__module__ == _NAMES for name in names):
+                before.append((weight, type(weight), dict(weight.__dict__)))
+                _name_optimizer(path, weight, names[0])
         for path, module in list(model.named_modules()):
             name = _PLAIN.get(name_of(module))
             if name is not None:
@@ -55,9 +64,9 @@ def unfused(model: nn.Module) -> Iterator[None]:
                 module.__dict__ = {**plain.__dict__, **hooks}
         yield
     except BaseException:
-        for module, kind, attributes in before:
-            module.__class__ = kind
-            module.__dict__ = attributes
+        for changed, kind, attributes in before:
+            changed.__class__ = kind
+            changed.__dict__ = attributes
         raise
 
 
@@ -82,7 +91,7 @@ def _plain(path: str, fused: Any, kind: Callable[..., Any]) -> nn.Module:
         configs = fused.embedding_configs()
         plain = kind(tables=configs, need_indices=fused.need_indices(), device=device)
     attribute = "embedding_bags" if has_bags else "embeddings"
-    make = _optimizer_maker(path, fused)
+    make = _optimizer_maker(path, fused.optimizer_type(), fused.optimizer_kwargs())
     states = _states(fused)
     for config in configs:
         weight = getattr(fused, attribute)[config.name].weight
@@ -95,18 +104,32 @@ def _plain(path: str, fused: Any, kind: Callable[..., Any]) -> nn.Module:
     return plain
 
 
-def _optimizer_maker(path: str, fused: Any) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
+def _name_optimizer(path: str, weight: nn.Parameter, name: Any) -> None:
+    """Put the optimizer on a weight that has only the name of one."""
+    kind = getattr(torch.optim, type(name).__name__, None)
+    if kind is None or type(name).__name__ not in _SLOTS:
+        raise ConfigError(
+            f"hb.auto: rules of tables equal {', '.join(_SLOTS)} of FBGEMM's kernels, got "
+            f"{_NAMES}.{type(name).__name__} on {path!r}. Use one of these."
+        )
+    optimizer = _optimizer_maker(path, kind, name._kwargs)(weight)
+    weight.__dict__.update({"_in_backward_optimizers": [optimizer], _MARK: True})
+
+
+def _optimizer_maker(
+    path: str, kind: Any, kernel_settings: Mapping[str, Any]
+) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
     """Return what makes the optimizer of a weight, which has the settings of the kernel."""
     settings = {"learning_rate": 0.01, "eps": 1e-8, "beta1": 0.9, "beta2": 0.999}  # FBGEMM's own
-    for setting, value in fused.optimizer_kwargs().items():
+    for setting, value in kernel_settings.items():
         if setting not in _KNOWN and value:
             raise ConfigError(
                 f"hb.auto: the rules of tables have {', '.join(_KNOWN)} of FBGEMM's kernels, got "
-                f"{setting}={value!r} of the fused collection at {path or 'the model'!r}. Leave "
-                "it out, or use the collection without Fused and apply_optimizer_in_backward."
+                f"{setting}={value!r} at {path or 'the model'!r}. Leave it out, or give "
+                "apply_optimizer_in_backward an optimizer of torch.optim, over a collection that "
+                "is not fused."
             )
         settings[setting] = value
-    kind = fused.optimizer_type()
     options: dict[str, Any] = {"lr": settings.get("lr", settings["learning_rate"])}
     if kind.__name__ != "SGD":
         options["eps"] = settings["eps"]
