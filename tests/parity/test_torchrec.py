@@ -305,12 +305,15 @@ class Managed(nn.Module):
         return self.head(torch.cat([dense, rows], dim=1)).squeeze(1)
 
 
-def test_managed_collisions_learn_as_in_torchrec_where_no_id_is_evicted() -> None:
-    cpu = torch.device("cpu")
-    torch.manual_seed(1)
-    plain = Managed(
-        lambda size: MCHManagedCollisionModule(size, cpu, LFU_EvictionPolicy(), eviction_interval=1)
+def sorted_ids(num_rows: int) -> Any:
+    return MCHManagedCollisionModule(
+        num_rows, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1
     )
+
+
+def test_managed_collisions_learn_as_in_torchrec_where_no_id_is_evicted() -> None:
+    torch.manual_seed(1)
+    plain = Managed(sorted_ids)
     every_id = KeyedJaggedTensor(
         list(SIZES),
         torch.cat([torch.arange(size) for size in SIZES.values()]),
@@ -425,6 +428,7 @@ SERVED: dict[str, Callable[[], nn.Module]] = {
     "dcn": lambda: DLRM_DCN(bags(), NUM_DENSE, [16, DIM], [16, 1], 2, 4),
     "projection": lambda: DLRM_Projection(bags(), NUM_DENSE, [16, DIM], [16, 1], [16], [16]),
     "towers": Towers,
+    "managed": lambda: Managed(sorted_ids),
     "deepfm": lambda: SimpleDeepFMNN(NUM_DENSE, bags(), 20, 3),
 }
 
@@ -435,7 +439,7 @@ def test_scores_of_a_server_are_those_of_the_model(
 ) -> None:
     """A model that learns from a Dataset, is saved, resumed, evaluated, exported and served."""
     is_weighted = name == "everything"
-    dense = "dense" if is_weighted else "dense_features"
+    dense = "dense" if name in ("everything", "managed") else "dense_features"
     ids = [hb.Id(key, weights=f"{key}_weights" if is_weighted else None) for key in SIZES]
     schema = hb.Schema([hb.Label("clicked"), hb.Dense(dense, width=NUM_DENSE), *ids])
     rows = rows.rename({"dense": dense}) if dense != "dense" else rows
