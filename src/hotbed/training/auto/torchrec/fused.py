@@ -8,7 +8,7 @@ take the place of. An optimizer such as torchrec.optim.Adam is only the name of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ def unfused(model: nn.Module) -> Iterator[None]:
     before: list[tuple[Any, type, dict[str, Any]]] = []
     try:
         for path, weight in model.named_parameters():
-            names = getattr(weight, "_in_backward_optimizers", ())
+            names: Sequence[Any] = getattr(weight, "_in_backward_optimizers", ())
             if any(type(name).__module__ == _NAMES for name in names):
                 before.append((weight, type(weight), dict(weight.__dict__)))
                 _name_optimizer(path, weight, names[0])
