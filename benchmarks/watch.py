@@ -6,7 +6,8 @@
 A process learns a stream as fast as it can, and saves and publishes every five seconds. In turn,
 the page is there with one reader, who loads it as often as its script does, and is not.
 Prints one JSON line: events/s with and without the page; CPU seconds of the page by those of the
-training; milliseconds until the page has been received, on a new connection.
+training; the same of the status file that the training writes; milliseconds until the page has
+been received, on a new connection.
 """
 
 from __future__ import annotations
@@ -83,6 +84,25 @@ class Clicks(hb.sources.Source):
         return pa.RecordBatch.from_pydict(columns)
 
 
+class TimedStatusFile(hb.callbacks.StatusFile):
+    """Writes the processor time that its writes took into `status_seconds`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._file = folder / "status_seconds"
+        self._seconds = 0.0
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Any) -> None:
+        began = time.thread_time()
+        super().on_step_end(run)
+        self._seconds += time.thread_time() - began
+        if run.step % 20 == 0:
+            self._file.write_text(str(self._seconds))
+
+
 def train(folder: Path) -> None:
     """Learn drawn clicks until the process is ended."""
     torch.set_num_threads(1)
@@ -96,7 +116,7 @@ def train(folder: Path) -> None:
         hb.callbacks.Checkpoint(
             folder, every_seconds=5.0, publish=hb.PublishDirectory(folder / "published")
         ),
-        hb.callbacks.StatusFile(folder),
+        TimedStatusFile(folder),
     ]
     model.online_train(hb.Dataset(Clicks(), schema, 1024), callbacks, progress=False)
 
@@ -127,6 +147,11 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def status_seconds(folder: Path) -> float:
+    """Return the processor time that a run has spent on its status."""
+    return float((folder / "status_seconds").read_text() or 0)
+
+
 def learned(folder: Path) -> tuple[float, int]:
     """Return the time of the newest status of a run, and the events that it had learned."""
     status = json.loads((folder / "status.json").read_text())
@@ -154,6 +179,7 @@ def measure(turns: int, seconds: float) -> dict[str, Any]:
     speeds: dict[str, list[float]] = {"with": [], "without": []}
     loads: list[float] = []
     page_seconds = training_seconds = 0.0
+    status = 0.0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with started([__file__, "--train", place]) as training:
@@ -166,9 +192,11 @@ def measure(turns: int, seconds: float) -> dict[str, Any]:
                     time.sleep(RELOAD_SECONDS)  # the start of a process is no part of its cost
                     page = cpu_seconds(process)
                     own = cpu_seconds(training.pid)
+                    written = status_seconds(folder)
                     rate, times = speed(folder, seconds, address)
                     page_seconds += cpu_seconds(process) - page
                     training_seconds += cpu_seconds(training.pid) - own
+                    status += status_seconds(folder) - written
                 speeds["with"].append(rate)
                 loads += times
     ratios = [a / b for a, b in zip(speeds["with"], speeds["without"], strict=True)]
@@ -177,6 +205,7 @@ def measure(turns: int, seconds: float) -> dict[str, Any]:
         "events_a_second": {name: round(statistics.median(v)) for name, v in speeds.items()},
         "with_by_without": [round(ratio, 3) for ratio in ratios],
         "page_cpu_by_training_cpu": round(page_seconds / training_seconds, 5),
+        "status_file_cpu_by_training_cpu": round(status / training_seconds, 5),
         "open_ms": {
             "median": round(statistics.median(loads), 1),
             "p95": round(sorted(loads)[int(0.95 * len(loads))], 1),
