@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.errors import DataError
 from hotbed.metrics.clustered import Clustered
 from hotbed.quality.cells import BASE, REPLAY
 from hotbed.quality.click_model import RATE, ClickModel, ShownLists, places_by
@@ -87,6 +88,8 @@ class Prediction:
                 "AUC, hit rate and NDCG prefer the logged scores, which decided what was seen. The "
                 "predicted click rate does not."
             )
+        if self.samples == self.lists:
+            sentences.append("Each list has one candidate, so that no order changes anything.")
         if not self.is_determined:
             sentences.append(
                 "The log cannot tell what places and what candidates do: scores that are alike "
@@ -106,6 +109,9 @@ def predict(
         answered: as `MeasuredColumns.samples` returns them, perhaps with `place`.
         scores: of the sides that were replayed, [n] each.
         level: of the intervals.
+
+    Raises:
+        DataError: none of them was clicked.
     """
     table = answered
     for side, values in scores.items():
@@ -115,6 +121,11 @@ def predict(
         is_shown = pa.compute.and_(is_shown, table[PLACE].is_valid())
     table = joined([table.filter(is_shown)])
     lists = _lists(table)
+    if not lists.label.any():
+        raise DataError(
+            f"replay: the prediction needs clicks, got none of {table.num_rows} shown candidates "
+            "after the warm-up. Give a longer log, or a smaller warm-up."
+        )
     model = ClickModel(lists)
     places = {LOGGED: lists.place}
     for side in scores:

@@ -121,7 +121,7 @@ class JobReplay:
 
         Raises:
             SchemaError: the log lacks a column of the job.
-            DataError: no logged request has an outcome.
+            DataError: the log has no outcomes, or is not in the order of time.
             ConfigError: the output holds the replay of another job.
             PersistError: another process replays into this folder, or the disk refuses.
         """
@@ -235,7 +235,7 @@ class LoggedRows:
                 if batch.num_rows:
                     samples = columns.samples(batch)
                     if place is not None:
-                        samples = samples.append_column(PLACE, batch[place].cast(pa.int64()))
+                        samples = samples.append_column(PLACE, _whole_numbers(batch, place))
                     parts.append(samples)
         if counts.get("late"):
             log.warning(
@@ -265,6 +265,17 @@ class LoggedRows:
                 "the impressions of the join."
             )
         return cls(table, columns.label)
+
+
+def _whole_numbers(batch: pa.RecordBatch, place: str) -> pa.Array:
+    """Return the column of places; raise SchemaError if it has other values."""
+    try:
+        return batch[place].cast(pa.int64())
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"replay.place: a place is a whole number, got the column {place!r} of "
+            f"{batch[place].type}: {error}. Name the column of places."
+        ) from error
 
 
 class _ReplayedJob:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from forked import SERVER
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.metrics.clustered import Clustered
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.quality.click_model import ClickModel, ShownLists, places_by
+from hotbed.quality.prediction import predict
 from hotbed.quality.replay import LoggedRows, Replayed
 
 WORLD = World.drawn(3)
@@ -221,6 +223,27 @@ def test_places_that_scores_decide_are_not_determined() -> None:
     assert not ClickModel(lists).is_determined
 
 
+def test_lists_without_a_choice_are_named() -> None:
+    """One candidate cannot be shown in another order, and no click tells nothing."""
+    columns = {
+        "time": np.arange(40),
+        "score": np.linspace(0.1, 0.9, 40),
+        "label": np.tile([0.0, 1.0], 20),
+        "request": [f"r{number}" for number in range(40)],
+        "position": np.zeros(40, np.int64),
+        "version": ["1"] * 40,
+        "digest": ["d"] * 40,
+        "route": ["stable"] * 40,
+        "user": [f"u{number}" for number in range(40)],
+    }
+    scores = {"replay": np.ones(40, np.float32)}
+    prediction = predict(pa.table(columns), scores, 0.95)
+    assert prediction.difference.value == 0
+    assert any("one candidate" in limit for limit in prediction.limits)
+    with pytest.raises(DataError, match="needs clicks, got none of 40"):
+        predict(pa.table({**columns, "label": np.zeros(40)}), scores, 0.95)
+
+
 def test_the_column_of_places_is_read(served: tuple[Path, pl.DataFrame], tmp_path: Path) -> None:
     """It says the places that scores say, so that the prediction is the same."""
     folder, rows = served
@@ -272,6 +295,8 @@ def test_wrong_input_is_named(served: tuple[Path, pl.DataFrame], tmp_path: Path)
         good.replay()
     with pytest.raises(SchemaError, match=r"replay\.place: the samples lack the column"):
         replay(folder, ("item",), tmp_path / "a", place="slot").replay()
+    with pytest.raises(SchemaError, match=r"replay\.place: a place is a whole number"):
+        replay(folder, ("item",), tmp_path / "a", place="segment").replay()
     with pytest.raises(ConfigError, match=r"replay\.warm_up"):
         replay(folder, ("item",), tmp_path / "a", warm_up=2)
     with pytest.raises(ConfigError, match=r"its `output` holds the states"):
