@@ -31,7 +31,7 @@ from forked import LogLines, ranks_of
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.errors import HotbedError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.parallel import Placement, Ranks, connections
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
@@ -258,6 +258,41 @@ def test_baselines_of_several_processes_are_those_of_one() -> None:
         100,
     ]
     assert ranks_of(beside_baselines, 2) == [alone, alone]
+
+
+class Received(hb.checkpoints.Publisher):
+    """Takes versions, and does nothing with them."""
+
+    def publish(self, saved: Any, *, forced: str | None = None) -> None: ...
+
+
+def gated(folder: str) -> Any:
+    """Learn a stream with labels flipped in its last third; return what a gate decided of it."""
+    draw = np.random.default_rng(0)
+    user = draw.integers(0, 40, 3000)
+    clicked = (user % 4 == 0) ^ (np.arange(3000) > 2000)
+    rows = {"y": clicked.astype(np.int64), "user": user, "t": np.arange(3000)}
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Time("t")])
+    torch.manual_seed(0)
+    tables = hb.make_tables(schema, 4, rule=hb.Adagrad(lr=0.2))
+    network = hb.models.DNN(schema, tables, hidden=[8])
+    model = hb.RecModel(network, "bce", hb.Adam(lr=1e-2), grains=2)
+    gate = hb.checkpoints.PublishGate(held_back=0.2, min_samples=100, warm_up=4)
+    states = hb.callbacks.Checkpoint(folder, 4, publish=Received(), gate=gate, wait=True)
+    data = hb.Dataset(hb.sources.Memory(rows), schema, 50)
+    no_graph = ConfigError("export: a graph takes seconds")
+    with patch.object(hb.RecModel, "graph", side_effect=no_graph):
+        model.online_train(data, [states], progress=False)
+    assert states.gatekeeper is not None
+    return states.gatekeeper.log, states.gatekeeper.facts
+
+
+def test_gate_of_several_processes_decides_as_that_of_one(tmp_path: Path) -> None:
+    (alone,) = ranks_of(gated, 1, f"{tmp_path}/1")
+    assert alone[0]
+    for of_rank in ranks_of(gated, 2, f"{tmp_path}/2"):
+        np.testing.assert_equal(dataclasses.asdict(of_rank[1]), dataclasses.asdict(alone[1]))
+        assert of_rank[0] == alone[0]
 
 
 def by_auto(

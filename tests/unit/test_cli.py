@@ -33,9 +33,11 @@ from hotbed.files import Lock
 from hotbed.job.draft import draft
 from hotbed.job.job import Job
 from hotbed.memory_limit import MemoryLimit
+from hotbed.persist.container.manifest import HeldEntry
 from hotbed.persist.state import checkpoint
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare import Stage
+from hotbed.training.gate.gatekeeper import Gatekeeper
 from hotbed.yaml_files import parse_value
 
 ROOT = Path(__file__).parents[2]
@@ -148,9 +150,9 @@ def test_verbs_and_flags_are_frozen() -> None:
         ],
         "inspect": ["--set", "what"],
         "verify": ["checkpoint"],
-        "publish": ["--keep", "--set", "--state", "--to", "what"],
+        "publish": ["--force", "--keep", "--set", "--state", "--to", "what"],
         "restore": ["arguments"],  # refused: its name is rollback
-        "rollback": ["--routes", "--state", "--to", "path"],
+        "rollback": ["--good", "--routes", "--state", "--to", "path"],
         "diff": ["one", "two"],
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
         "init": [
@@ -519,6 +521,33 @@ def test_earlier_state_is_published_from_states_and_from_a_job(
     code, _, errors = call(capsys, monkeypatch, "publish", "job.yaml", "--to", "x", "--state", "9")
     assert code == 2
     assert "Choose one of: 1, 2, 3" in " ".join(errors.split())
+
+
+def test_held_state_is_published_by_force_and_rolled_back(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = (HeldEntry(rule="loss", reason="loss is 2, usual is at most 1"),)
+    monkeypatch.setattr(Gatekeeper, "decide", lambda _, run: reasons if run.step > 1 else ())
+    gate = "checkpoint={publish: {kind: publish_directory, path: served}, gate: {}}"
+    for steps in ("1", "2"):
+        call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps, "--set", gate)
+    assert hb.checkpoints.open_checkpoint("served").manifest.counters["steps"] == 11
+    code, shown, _ = call(capsys, monkeypatch, "inspect", "out/checkpoint")
+    assert "held      loss is 2" in shown
+    publish = ["publish", "job.yaml", "--to", "served"]
+    code, _, errors = call(capsys, monkeypatch, *publish)
+    assert code == 2
+    assert "a gate held this state, got loss is 2" in " ".join(errors.split())
+    code, _, _ = call(capsys, monkeypatch, *publish, "--force", "the labels are right")
+    assert code == 0
+    code, shown, _ = call(capsys, monkeypatch, "inspect", "served")
+    assert "forced    the labels are right" in shown
+    code, _, errors = call(capsys, monkeypatch, "rollback", "out/checkpoint", "--good", "--to", "1")
+    assert code == 2
+    assert "expected --good or a number" in " ".join(errors.split())
+    code, printed, _ = call(capsys, monkeypatch, "rollback", "out/checkpoint", "--good")
+    assert code == 0
+    assert "resumes from checkpoint-00000002" in printed
 
 
 def test_a_difference_is_shown_and_a_torn_checkpoint_named(

@@ -35,6 +35,10 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         print_line(f"class     {kind} {digest}")
     if "ids" in facts:
         _print_id_graph(facts["ids"])
+    for reason in facts["held"]:
+        print_line(f"held      {escape(reason)}")
+    if facts["forced"]:
+        print_line(f"forced    {escape(facts['forced'])}")
     if facts["maps"]:
         print_line(f"maps      {facts['maps']} files of what transforms learned")
     print_derived(facts["derived"])

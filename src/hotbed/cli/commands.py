@@ -396,6 +396,10 @@ def publish(
         int | None, typer.Option(help="The number of the state; default: the newest.")
     ] = None,
     keep: Annotated[int, typer.Option(help="Full versions that are kept.", min=1)] = 2,
+    force: Annotated[
+        str | None,
+        typer.Option(metavar="REASON", help="Publish a state that a gate held, and say why."),
+    ] = None,
     assignments: Assignments = None,
 ) -> None:
     """Publish a state for servers, such as an earlier one after bad data. See docs/persist.md."""
@@ -405,11 +409,10 @@ def publish(
     from hotbed.job.tables import StateSettings
 
     if names_a_job(what):
-        published = run.publish(read_job(Path(what), assignments), to, state, keep)
+        published = run.publish(read_job(Path(what), assignments), to, state, keep, forced=force)
     else:
-        published = run.publish(
-            what, to, state, keep, StateSettings.of(assigned(assignments, "job"))
-        )
+        settings = StateSettings.of(assigned(assignments, "job"))
+        published = run.publish(what, to, state, keep, settings, force)
     show.print_published(published)
 
 
@@ -626,6 +629,9 @@ def rollback(
     routes: Annotated[
         Path, typer.Option(help="The file of rules that the servers of the model were given.")
     ] = Path("routes.yaml"),
+    good: Annotated[
+        bool, typer.Option("--good", help="Return to the newest state that no gate held.")
+    ] = False,
 ) -> None:
     """Return to an earlier state of a stream, or with --to to an earlier version of a served model.
 
@@ -634,6 +640,11 @@ def rollback(
     """
     from hotbed.cli import checkpoints
 
+    if good and (state is not None or to is not None):
+        raise ConfigError(
+            f"rollback: expected --good or a number, got --good and {state if to is None else to}. "
+            "Give one of them."
+        )
     if to is not None:
         if state is not None:
             raise ConfigError(
@@ -643,8 +654,10 @@ def rollback(
         _change_rule(path, routes, {"stable": str(to), "canary": "none"})
         return
     from hotbed.job.ranks import from_first
-    from hotbed.persist.upkeep.rollback import roll_back
+    from hotbed.persist.upkeep.rollback import number_of_good, roll_back
 
+    if good:
+        state = number_of_good(path)
     if processes.is_rank():
         rolled_back = from_first(lambda: roll_back(path, state))
     else:

@@ -647,6 +647,7 @@ def publish(
     state: int | None = None,
     keep: int = 2,
     settings: StateSettings = AS_SAVED,
+    forced: str | None = None,
 ) -> Published:
     """Publish a state for servers that watch a folder, such as the one before bad data.
 
@@ -656,10 +657,11 @@ def publish(
         state: the number of the state; None is the newest.
         keep: number of full versions that are kept there.
         settings: where the rows of a state lie meanwhile; a job says it itself.
+        forced: why a state that a gate held is published; its version says so.
 
     Raises:
         ConfigError: there is no such state, or its network cannot be rebuilt.
-        PersistError: a trainer publishes there.
+        PersistError: a trainer publishes there, or a gate held the state.
     """
     import hotbed as hb
 
@@ -676,7 +678,7 @@ def publish(
     def version() -> Saved | None:
         publisher = hb.PublishDirectory(to, keep)
         publisher.graph = model.graph()
-        return publisher.publish(reader)
+        return publisher.publish(reader, forced=forced)
 
     return Published(reader.folder, to, from_first(version))
 

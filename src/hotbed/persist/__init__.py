@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hotbed.persist.container.format import Reader, Saved, open_checkpoint, read_newest
     from hotbed.persist.container.manifest import Manifest
+    from hotbed.persist.publish.gate import PublishGate
     from hotbed.persist.publish.topic import TopicFeed
     from hotbed.persist.publish.version import Publisher
     from hotbed.persist.state.chain import Replica, compact
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Capture",
     "Manifest",
+    "PublishGate",
     "Publisher",
     "Reader",
     "Replica",
@@ -65,6 +67,7 @@ __all__ = [
 _HOMES = {
     "Capture": "state.checkpoint:Capture",
     "Manifest": "container.manifest:Manifest",
+    "PublishGate": "publish.gate:PublishGate",
     "Publisher": "publish.version:Publisher",
     "Reader": "container.format:Reader",
     "Replica": "state.chain:Replica",

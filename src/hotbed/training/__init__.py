@@ -24,6 +24,7 @@ ahead/            the ids of coming batches are mapped to rows while earlier bat
 auto/             ordinary torch models whose embeddings become tables: `hb.auto`
 callbacks/        the callbacks of `hb.callbacks`
 decisions/        what is decided between steps
+gate/             which versions of a stream are published
 step/             the stages of a step, in the order in which the loop calls them
 watching/         what a run shows while it learns
 """

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed import checks
 from hotbed.connectors import Source
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.data.dataset import Dataset
 from hotbed.data.grains import failed_batch
 from hotbed.data.schema import Schema
@@ -35,6 +35,7 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.parallel.placement import SCORED_TOGETHER
 from hotbed.training.feed import opened
+from hotbed.training.gate.held_back import divided
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.share_out import PartScores
@@ -189,6 +190,7 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
     learner = run.learner
     labelled = learner.criterion is not None
     types = None  # the last ones that were compared with those of training
+    share = run.callbacks.held_back if run.online else 0.0
     with opened(data, run) as items:
         for item in items:
             if item is None:
@@ -198,8 +200,12 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
                 if encoder is not None and encoder.types is not types:
                     check_encoder(run.model, encoder)
                     types = encoder.types
+                aside = None
+                if isinstance(item, Batch):
+                    item, aside = divided(item, share)
                 example = prepare(item, learner.device, labelled=labelled, network=learner.network)
-                yield example.divided(learner.grains)
+                example = example.divided(learner.grains)
+                yield example if aside is None else changed(example, {"held_back": aside})
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -41,6 +42,10 @@ class Publishing:
         self._log_errors()
         if self._is_exported:
             self._versions.append(self._thread.submit(self._publish, saved, step))
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Do some work on the thread, after the versions before it."""
+        self._versions.append(self._thread.submit(work))
 
     def _publish(self, saved: Saved, step: int) -> None:
         begin = time.perf_counter()

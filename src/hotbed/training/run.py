@@ -435,6 +435,11 @@ class Callbacks:
         return any(map(_reads_features, self.all))
 
     @property
+    def held_back(self) -> float:
+        """The share of a stream's events that a callback wants scored and never learned."""
+        return max((getattr(callback, "held_back", 0.0) for callback in self.all), default=0.0)
+
+    @property
     def segments(self) -> list[SegmentColumn]:
         """The raw columns by whose values a callback divides figures."""
         return [each for callback in self.all for each in getattr(callback, "segments", ())]

@@ -58,7 +58,13 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     publisher = hb.PublishDirectory(folder / "published")
     callbacks = [
         hb.callbacks.Windows(samples=32),
-        hb.callbacks.Checkpoint(folder / "states", every_steps=1, publish=publisher, wait=True),
+        hb.callbacks.Checkpoint(
+            folder / "states",
+            every_steps=1,
+            publish=publisher,
+            wait=True,
+            gate=hb.checkpoints.PublishGate(),
+        ),
         Look(),
     ]
     stream = hb.Dataset(FakeStream(columns(320), then=64, ends=True), SCHEMA, 64)
@@ -90,6 +96,6 @@ def test_metrics_on_the_pages_are_metrics_that_there_are(metrics: set[str]) -> N
     """Those of saves, versions, sources and memory, which alerts are made of."""
     page = (ROOT / "docs/watching.md").read_text()
     for name in sorted(metrics):
-        if re.search(r"save|publication|reached|memory", name):
+        if re.search(r"save|publication|reached|memory|gate", name):
             short = name.removeprefix("hotbed_last_save").removeprefix("hotbed_last_publication")
             assert f"`{name}`" in page or f"`…{short}`" in page, name

@@ -267,8 +267,20 @@ class ChainEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldEntry(Entry):
+    """Why a gate held a state. `rule`: its name; `reason`: a sentence with the numbers."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Entry):
-    """Everything that MANIFEST.json says; `files` and `digest` are set when it is sealed."""
+    """Everything that MANIFEST.json says; `files` and `digest` are set when it is sealed.
+
+    `held`: why a gate did not publish the state; None if it may be published. `forced`: of a
+    published version, why it was published although its state was held.
+    """
 
     format_version: Annotated[int, Strict()] = FORMAT_VERSION
     package_version: str
@@ -291,6 +303,8 @@ class Manifest(Entry):
     open_rows: OpenRowsEntry | None = None
     tables: tuple[TableEntry, ...]
     compacted: Any = None
+    held: tuple[HeldEntry, ...] | None = None
+    forced: str | None = None
     files: dict[str, FileEntry] = field(default_factory=dict)
     digest: Digest = ZEROS
 
@@ -327,6 +341,7 @@ _ORDER_OF_STATES = (
     "open_rows",
     "tables",
     "compacted",
+    "held",
 )
 _ORDER_OF_VALUES = (
     "package_version",
@@ -349,8 +364,13 @@ _ORDER_OF_VALUES = (
     "open_rows",
     "tables",
     "compacted",
+    "held",
+    "forced",
 )
-_WRITTEN_IF_KNOWN = {"graph", "source", "published", "learned", "caught", "open_rows", "compacted"}
+_WRITTEN_IF_KNOWN = {
+    *("graph", "source", "published", "learned", "caught", "open_rows", "compacted"),
+    *("held", "forced"),
+}
 
 
 def _is_written(name: str, value: Any) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from hotbed.errors import PersistError
+from hotbed.errors import ConfigError, PersistError
 from hotbed.persist.container.format import Link, open_folder, open_link
 from hotbed.persist.container.store import CheckpointStore, number_of
 
@@ -26,8 +26,8 @@ _PREFIX = "LEASE-"
 def retain(store: CheckpointStore, keep: int) -> None:
     """Remove all but the newest `keep` fulls, the deltas on them, and what the newest state needs.
 
-    States that are leased stay, with those that they rest on. A folder whose manifest cannot be
-    read is removed only if it is older than these.
+    States that are leased stay, and the newest state that no gate held, with those that they rest
+    on. A folder whose manifest cannot be read is removed only if it is older than these.
     """
     newest = store.newest_state()
     if newest is None:
@@ -39,6 +39,9 @@ def retain(store: CheckpointStore, keep: int) -> None:
     for link in links.values():
         if link is not None and link.manifest.digest in leased:
             needed |= {entry.folder for entry in link.chain}
+    good = _newest_good(links)
+    if good is not None:
+        needed |= {entry.folder for entry in good.chain}
     bases = {folder: _base(link) for folder, link in links.items()}
     fulls = [folder for folder in folders if bases[folder] == folder][-keep:]
     for folder in reversed(folders):  # deltas before what they rest on
@@ -72,6 +75,26 @@ def _leased_digests(store: CheckpointStore) -> set[str]:
         except (PersistError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s: a lease cannot be read, got %r", store.place(name), error)
     return digests
+
+
+def newest_good(store: CheckpointStore) -> int:
+    """Return the number of the newest state that no gate held.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    good = _newest_good({folder: _link(store, folder) for folder in store.folders()})
+    if good is None:
+        raise ConfigError(
+            f"{store.place('')}: there is no state that no gate held, got "
+            f"{len(store.folders())} states. Give --state with the number of one of them."
+        )
+    return number_of(good.folder)
+
+
+def _newest_good(links: Mapping[str, Link | None]) -> Link | None:
+    good = [link for link in links.values() if link is not None and not link.manifest.held]
+    return good[-1] if good else None
 
 
 def _link(store: CheckpointStore, folder: str) -> Link | None:

@@ -4,6 +4,7 @@
 directory.py      publishing versions in a directory or under a URL
 export.py         exports for servers
 follow.py         following published versions: complete, in order, each once
+gate.py           which versions of a stream are published, as a value
 independence.py   check that the score of a candidate depends on that candidate alone
 onnx_session.py   open ONNX graphs in ONNX Runtime, for the check of an export and for serving
 pooled_inputs.py  the result of a lookup, made of the inputs of a graph

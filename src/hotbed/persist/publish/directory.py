@@ -46,8 +46,12 @@ class PublishDirectory(Publisher):
         check_folder(self._path, "PublishDirectory.path")
         open_store(self._path).newest_state()
 
-    def publish(self, saved: Saved | Reader) -> Saved | None:
-        reader = opened(saved)
+    def newest_source(self) -> str | None:
+        last = _last_version(open_store(self._path))
+        return None if last is None else last.manifest.source
+
+    def publish(self, saved: Saved | Reader, *, forced: str | None = None) -> Saved | None:
+        reader = opened(saved, forced)
         store = open_store(self._path)
         last = _last_version(store)
         if self._lock is None and isinstance(store, LocalStore):
@@ -57,7 +61,9 @@ class PublishDirectory(Publisher):
             return None
         with CheckpointWriter(store) as writer:
             highest = highest_version(store)
-            version = write_published(writer, reader, last, self.graph, highest=highest)
+            version = write_published(
+                writer, reader, last, self.graph, highest=highest, forced=forced
+            )
         if version.kind == "full":
             retain(store, self._keep)
         return version

@@ -58,8 +58,14 @@ class PublishTopic(Publisher):
         with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:
             _ends(client, self._kafka.topic)
 
-    def publish(self, saved: Saved | Reader) -> Saved | None:
-        reader = opened(saved)
+    def newest_source(self) -> str | None:
+        last = self._last
+        if last is None:
+            last, self._highest = self._last_version()
+        return None if last is None else last.manifest.source
+
+    def publish(self, saved: Saved | Reader, *, forced: str | None = None) -> Saved | None:
+        reader = opened(saved, forced)
         last = self._last
         if last is None:
             last, self._highest = self._last_version()
@@ -70,7 +76,9 @@ class PublishTopic(Publisher):
             if last is not None:  # the next number follows it
                 (folder / last.folder).mkdir()
             with CheckpointWriter(folder) as writer:
-                version = write_published(writer, reader, last, self.graph, highest=self._highest)
+                version = write_published(
+                    writer, reader, last, self.graph, highest=self._highest, forced=forced
+                )
             self._highest = version.version  # also if it arrives in part
             link = open_link(LocalStore(folder), version.chain[-1].folder)
             self._send(link)

@@ -133,7 +133,7 @@ class Publisher(ABC):
     graph: OnnxGraph | None = None
 
     @abstractmethod
-    def publish(self, saved: Saved | Reader) -> Saved | None:
+    def publish(self, saved: Saved | Reader, *, forced: str | None = None) -> Saved | None:
         """Publish a checkpoint: as a delta if its parent is the version published last, else full.
 
         The number of the version is the state's, or one more than the highest number published
@@ -141,20 +141,29 @@ class Publisher(ABC):
 
         Args:
             saved: what a save returned, or any state, as `open_checkpoint` returns it.
+            forced: why a state that a gate held is published all the same.
 
         Returns:
             What was published; None if it was published before.
 
         Raises:
-            PersistError: it cannot be published; the message says why.
+            PersistError: it cannot be published, or a gate held it; the message says why.
         """
 
+    def newest_source(self) -> str | None:
+        """Return the digest of the state that was published last; None if it is not known."""
+        return None
 
-def opened(saved: Saved | Reader) -> Reader:
+
+def opened(saved: Saved | Reader, forced: str | None = None) -> Reader:
     """Return the state to publish.
 
+    Args:
+        saved: the state.
+        forced: why a state that a gate held is published all the same.
+
     Raises:
-        PersistError: it is something else, or published values.
+        PersistError: it is something else, or published values; or a gate held it.
     """
     if isinstance(saved, Saved):
         saved = open_checkpoint(saved.folder)
@@ -167,6 +176,12 @@ def opened(saved: Saved | Reader) -> Reader:
         raise PersistError(
             f"{saved.folder}: expected a state, got published values. Give a state of the run."
         )
+    if saved.manifest.held and not forced:
+        reasons = "; ".join(entry.reason for entry in saved.manifest.held)
+        raise PersistError(
+            f"{saved.folder}: a gate held this state, got {reasons}. Publish an earlier state, or "
+            "this one with `hotbed publish --force REASON`."
+        )
     return saved
 
 
@@ -178,6 +193,7 @@ def write_published(
     maps: Sequence[FittedMap] = (),
     *,
     highest: int = -1,
+    forced: str | None = None,
 ) -> Saved:
     """Write what a server needs of a checkpoint.
 
@@ -191,6 +207,7 @@ def write_published(
         maps: files of its fitted maps that are elsewhere now.
         highest: the highest number that was published here; the version gets a higher one.
             -1: none.
+        forced: why a state that a gate held is published.
     """
     manifest = reader.manifest
     delta_on = None
@@ -227,6 +244,8 @@ def write_published(
             positions={},
             dense=dense,
             tables=tables,
+            held=manifest.held,
+            forced=forced if manifest.held else None,
         )
     )
 

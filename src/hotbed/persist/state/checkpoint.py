@@ -37,6 +37,7 @@ from hotbed.persist.container.manifest import (
     PROGRESS_FILE,
     Arrays,
     DenseEntry,
+    HeldEntry,
     Manifest,
     PartEntry,
     ProgressEntry,
@@ -83,6 +84,7 @@ class State:
         parent: digest of the state before.
         shard: the part of the rows that the tables hold. The processes that hold the other parts
             make the same calls, to write and read one state.
+        held: why a gate does not publish the state; empty if it may be published.
     """
 
     network: nn.Module | None = None
@@ -99,6 +101,7 @@ class State:
     version: int = 0
     parent: str | None = None
     shard: Shard = WHOLE
+    held: tuple[HeldEntry, ...] = ()
 
     def check_shard(self) -> None:
         """Raise PersistError if other processes have rows of a table, which the shard leaves out.
@@ -209,6 +212,7 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         dense=dense,
         progress=progress,
         tables=(),
+        held=state.held or None,
     )
     return Capture(manifest, tensors, arrays, tables, changes, state.shard, state.open_rows)
 

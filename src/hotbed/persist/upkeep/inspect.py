@@ -83,7 +83,8 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
 
     `classes`: the digests of the sources of classes of other packages, by kind. `derived`: raw
     columns of requests that depend on other rows, and how they are computed. `maps`:
-    the number of fitted maps of its schema. `ids`: of an exported model that takes tensors, the
+    the number of fitted maps of its schema. `held`: why a gate did not publish the state; `forced`:
+    why it was published all the same. `ids`: of an exported model that takes tensors, the
     file of its id graph, the tensors, and the lookups whose ids it computes. `on_disk`: of a table
     whose tier is `Ssd`, the memory and the disk that its rows take. `join`: of a join of streams,
     what `join_facts` returns. Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean
@@ -118,6 +119,8 @@ def _description(reader: Reader) -> dict[str, Any]:
         **_id_graph(reader),
         "derived": dict(schema.derived),
         "maps": len(schema.maps),
+        "held": [entry.reason for entry in manifest.held or ()],
+        "forced": manifest.forced,
         "tables": [_table_description(reader, entry) for entry in manifest.tables],
     }
 

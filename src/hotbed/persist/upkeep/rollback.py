@@ -15,6 +15,7 @@ from hotbed.connectors.position import decisions_of
 from hotbed.errors import ConfigError
 from hotbed.files import Where, append_bytes, sync_folder, truncate_file, writing
 from hotbed.persist.container.format import Reader, open_folder
+from hotbed.persist.container.retention import newest_good
 from hotbed.persist.container.store import (
     JOURNAL,
     LETTERS,
@@ -87,6 +88,15 @@ def roll_back(where: Where, number: int | None) -> dict[str, Any]:
         "version": summary["version"],
         "aside": newer,
     }
+
+
+def number_of_good(where: Where) -> int:
+    """Return the number of the newest state under `where` that no gate held.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return newest_good(open_store(where))
 
 
 def open_state(where: Where, number: int) -> Reader:

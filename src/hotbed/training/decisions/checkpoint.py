@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from hotbed.parallel import WHOLE
 from hotbed.persist.container.format import Reader, open_checkpoint
 from hotbed.persist.container.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.persist.publish import Publisher
+from hotbed.persist.publish.gate import PublishGate
 from hotbed.persist.state.checkpoint import capture, num_taken, track_changes
 from hotbed.persist.state.restoring import continues
 from hotbed.persist.state.saver import Saver
 from hotbed.persist.upkeep.rollback import finish_first
 from hotbed.training.ahead import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
+from hotbed.training.gate.command import call
+from hotbed.training.gate.gatekeeper import Gatekeeper, Reasons
 from hotbed.training.learned_types import learn_types
 from hotbed.training.publishing import Publishing, has_graph
 from hotbed.training.run import Run, WallClock, passed
@@ -40,6 +44,17 @@ PATIENCE = 1000
 
 An idle stream has no steps that would finish the eviction, so a due checkpoint does not wait there.
 """
+GATE = "wall_gate"
+"""Member of the progress of a run: the state of its gate. It depends on when states are saved."""
+
+
+@dataclass(frozen=True)
+class _Write:
+    """The write under way: the step, the position, and why its version is held."""
+
+    step: int
+    position: Position
+    held: Reasons
 
 
 @described
@@ -71,6 +86,8 @@ class Checkpoint:
         keep: number of fulls that are kept, with the deltas that build on them.
         publish: a `Publisher` that receives each saved version; fulls come with the network as a
             graph for servers.
+        gate: rules that a version of a stream must keep to be published; one that breaks a rule is
+            saved only. None: each version is published.
         wait: training waits for the write under way when a save falls due.
         allow: names of fields that may change at a resume, such as `"schema.clicked.threshold"`.
 
@@ -98,6 +115,7 @@ class Checkpoint:
         publish: Publisher | None = None,
         wait: bool = False,
         allow: Sequence[str] = (),
+        gate: PublishGate | None = None,
     ) -> None:
         for name, value in (
             ("every_steps", every_steps),
@@ -108,15 +126,11 @@ class Checkpoint:
                 where = f"Checkpoint.{name}"
                 checks.whole_number(where, value, 1, advice="Give a positive integer.")
         checks.above("Checkpoint.every_seconds", every_seconds, 0, "Give a number of seconds.")
-        if publish is not None and not callable(getattr(publish, "publish", None)):
-            raise ConfigError(
-                f"Checkpoint.publish: must be a Publisher, got {publish!r:.60}. Give "
-                "hb.PublishDirectory(path) or hb.PublishTopic(…)."
-            )
-        if not isinstance(allow, (list, tuple)) or not all(isinstance(name, str) for name in allow):
-            raise ConfigError(
-                f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
-            )
+        _check_publishing(publish, gate)
+        _check_allow(allow)
+        self.gatekeeper = None if gate is None else Gatekeeper(gate)
+        self.held_back = 0.0 if gate is None else gate.held_back
+        self.reads_features = gate is not None
         self._allow = tuple(allow)
         self.path = path
         self._every = every_steps
@@ -136,7 +150,7 @@ class Checkpoint:
         self._at = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
-        self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
+        self._caught: list[_Write] = []
         self._save_began = 0.0
         self.saves = Writes()
         self.publications: Writes | None = None if publish is None else Writes()
@@ -158,6 +172,11 @@ class Checkpoint:
 
     def on_fit_begin(self, run: Run) -> None:
         resumable(run)
+        if self.gatekeeper is not None and not run.online:
+            raise ConfigError(
+                "Checkpoint.gate: it decides of the versions of a stream, got a fit. Leave gate "
+                "out, or call online_train()."
+            )
         run.model.state()  # raises where the model cannot be saved
         if len(run.callbacks.of(Checkpoint)) > 1:
             raise ConfigError(
@@ -192,8 +211,7 @@ class Checkpoint:
             with shard.together():
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow, lambda: self._continue(run, reader))
-            if self._publishing is not None:  # it may not be published, as after `hotbed rollback`
-                self._publishing.publish(reader.saved, run.step)
+            self._resume_publishing(run, reader)
             self._saved_at = _moment(run)
             self.saves.resume(reader.saved, run.step)
         else:
@@ -204,6 +222,8 @@ class Checkpoint:
                     run.position = dataset.begins
             elif run.online:
                 run.position = resumable(run).position
+            if self.gatekeeper is not None:
+                self.gatekeeper.begin(run)
             try:
                 if isinstance(dataset, Dataset):
                     # the first version brings them to servers
@@ -223,7 +243,13 @@ class Checkpoint:
             return False  # a save that is due takes place when the write under way is done
         return self._is_due(self._clock()) or passed(step, self._looked, self._every)
 
+    def on_gradients(self, run: Run) -> None:
+        if self.gatekeeper is not None:
+            self.gatekeeper.watch_training(run)
+
     def on_step_end(self, run: Run) -> None:
+        if self.gatekeeper is not None:
+            self.gatekeeper.add_held_back(run)
         self._export(run)
         release(run)
         self._due = self._due or passed(run.step, self._looked, self._every)
@@ -292,6 +318,46 @@ class Checkpoint:
             if self._publishing is not None:
                 self._publishing.export(run)
         self._waits_for_graph = False
+
+    def _resume_publishing(self, run: Run, reader: Reader) -> None:
+        """Publish the state that a run resumes from, unless that is done or a gate held it."""
+        gatekeeper = self.gatekeeper
+        if gatekeeper is not None:
+            gatekeeper.begin(run)
+            if GATE in reader.progress:
+                gatekeeper.load_state(reader.progress[GATE])
+        reasons = reader.manifest.held or ()
+        if not reasons:
+            if self._publishing is not None:
+                # it may not be published, as after `hotbed rollback`
+                self._publishing.publish(reader.saved, run.step)
+        elif gatekeeper is not None and run.learner.shard.from_first(lambda: self._is_out(reader)):
+            gatekeeper.overrule(run)
+        else:
+            self._report_held(run.step, reasons)
+
+    def _is_out(self, reader: Reader) -> bool:
+        """Return whether a state is the version that servers have."""
+        ask = getattr(self._publisher, "newest_source", None)
+        return ask is not None and ask() == reader.manifest.digest
+
+    def _report_held(self, step: int, reasons: Reasons) -> None:
+        """Log that a version is held, and call the command of the gate if it is time to."""
+        if self._publishing is None:
+            return
+        texts = [entry.reason for entry in reasons]
+        log.error("the version at step %d is saved, not published: %s", step, "; ".join(texts))
+        gatekeeper = self.gatekeeper
+        if gatekeeper is None or gatekeeper.gate.command is None:
+            return
+        if gatekeeper.in_a_row == gatekeeper.gate.hold_for:
+            message = {
+                "states": str(self.path),
+                "step": step,
+                "held": gatekeeper.in_a_row,
+                "reasons": texts,
+            }
+            self._publishing.call(partial(call, gatekeeper.gate.command, message))
 
     def _continue(self, run: Run, reader: Reader) -> None:
         """Track what changes from the state on that the tables hold, if the next save may."""
@@ -379,6 +445,11 @@ class Checkpoint:
             self._tracks_changes(run)  # a table that was cleared does not any more
         rows = open_rows(run, self._opened_rows if changes else None)
         state = replace(state_of(run), shard=self._shard, open_rows=rows)
+        reasons: Reasons = ()
+        if self.gatekeeper is not None:
+            reasons = self.gatekeeper.decide(run)
+            progress = {**state.progress, GATE: self.gatekeeper.state()}
+            state = replace(state, held=reasons, progress=progress)
         with ExitStack() as undo:
             with run.learner.shard.together():
                 captured = capture(state, changes=changes, takes=self._deltas)
@@ -389,13 +460,14 @@ class Checkpoint:
         self._taken = num_taken(run.tables.values())
         self._since_full = self._since_full + 1 if changes and not merges else 0
         self._saved_at = _moment(run)
-        self._caught.append((run.step, run.position))
+        self._caught.append(_Write(run.step, run.position, reasons))
 
     def _settle(self, run: Run, *, raises: bool) -> None:
         """Wait for the write under way, then release the events and decisions before it."""
         if not self._caught or self._saver is None:
             return
-        step, position = self._caught.pop()
+        write = self._caught.pop()
+        step = write.step
         try:
             with self.saves.watching():
                 saved = self._saver.wait()
@@ -410,13 +482,15 @@ class Checkpoint:
         run.model.parent = saved.digest
         commit = getattr(run.dataset, "commit", None)
         if commit is not None and run.learner.shard.is_first:
-            commit(position)
+            commit(write.position)
         if run.clock.journal is not None:
             run.clock.journal.forget({TOPIC: step, cores.TOPIC: step})
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
-            if self._publishing is not None:
+            if write.held:
+                self._report_held(step, write.held)
+            elif self._publishing is not None:
                 self._publishing.publish(saved, step)
 
     def _open(self, run: Run) -> None:
@@ -455,6 +529,27 @@ class Checkpoint:
         run.clock.journal = journal
         if live is not None:
             self._opened.enter_context(_recording(run.dataset, journal, letters))
+
+
+def _check_publishing(publish: Publisher | None, gate: PublishGate | None) -> None:
+    if publish is not None and not callable(getattr(publish, "publish", None)):
+        raise ConfigError(
+            f"Checkpoint.publish: must be a Publisher, got {publish!r:.60}. Give "
+            "hb.PublishDirectory(path) or hb.PublishTopic(…)."
+        )
+    if gate is not None and (publish is None or not isinstance(gate, PublishGate)):
+        raise ConfigError(
+            f"Checkpoint.gate: must be a PublishGate, beside publish, got {gate!r:.60}. Give "
+            "publish=hb.PublishDirectory(path) and gate=hb.checkpoints.PublishGate(), or leave it "
+            "out."
+        )
+
+
+def _check_allow(allow: Sequence[str]) -> None:
+    if not isinstance(allow, (list, tuple)) or not all(isinstance(name, str) for name in allow):
+        raise ConfigError(
+            f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
+        )
 
 
 def _has_state(path: str | Path) -> bool:

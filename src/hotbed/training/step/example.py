@@ -51,6 +51,7 @@ class Example:
     is_bound: bool = False  # whether the adapter of a network made the arguments of a tuple
     structure: Any = None  # of the tuple whose tensors `batch` holds
     scores: Any = None  # of its grains, where they were scored with those of other batches
+    held_back: Batch | None = None  # events that came with it, which are scored and never learned
 
     @cached_property
     def latest(self) -> int | None:

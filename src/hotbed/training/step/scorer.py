@@ -483,6 +483,15 @@ def watch_scores(
     return scorer
 
 
+def scores_of_training(learner: Any, example: Example, loss: Any) -> Scores:
+    """Return the outputs of a training forward in the form of `Scorer.outputs`; () without any."""
+    raw = getattr(learner, "outputs", None)
+    criterion = getattr(learner, "criterion", None)
+    if raw is None or criterion is None:
+        return ()
+    return host(loss), host(criterion.activate(raw)), host(example.labels)
+
+
 def to_predict(data: Any) -> Any:
     """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
     if isinstance(data, Dataset):

@@ -13,6 +13,7 @@ import numpy as np
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
 from hotbed.training.columns import Tables, columns, rows_of
+from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.scorer import Progressive, watch_scores
@@ -92,6 +93,7 @@ class History:
             several labels.
         evictions: rows that were evicted until the end, by table and by reason; see
             `hotbed.training.columns.is_counter` for why no state of a history holds them.
+        held: step and reasons of the versions that the gate of `Checkpoint` held last, at most 100.
         learned: samples that the model had learned before this training, and at its end. If the
             same model is trained further, the next training begins with this end. None before it.
         ranks: what each of several processes did, at the end of training; empty for one process.
@@ -109,6 +111,7 @@ class History:
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
         self.evictions: Tables = {}
+        self.held: list[tuple[int, list[str]]] = []
         self.learned: tuple[int, int] | None = None
         self.ranks: list[RankWork] = []
         self._tables_at_end: Tables = {}
@@ -225,6 +228,9 @@ class History:
             self.new_ids = baselines.new_ids(self.kept)
         for segments in run.callbacks.of(BySegment):
             self.segments |= segments.figures_at(self.kept)
+        for checkpoint in run.callbacks.of(Checkpoint):
+            if checkpoint.gatekeeper is not None:
+                self.held = list(checkpoint.gatekeeper.log)
         if self.kept is not None and run.error is None:
             self._tables_at_end = run.learner.summed([statistics(run)])[0]
         if self.learned is not None:  # a state that came back has learned fewer samples

@@ -13,6 +13,7 @@ from hotbed.memory_limit import memory_limits
 from hotbed.training.columns import Tables, is_reason
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
+from hotbed.training.gate.gatekeeper import Gatekeeper
 from hotbed.training.run import Run
 from hotbed.training.run_state import held_rows
 from hotbed.training.watching.endpoint import Reading
@@ -113,6 +114,20 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
         values += _write_readings("save", checkpoint.saves, run.step)
         if checkpoint.publications is not None:
             values += _write_readings("publication", checkpoint.publications, run.step)
+        if checkpoint.gatekeeper is not None:
+            values += _gate_readings(checkpoint.gatekeeper)
+    return values
+
+
+def _gate_readings(keeper: Gatekeeper) -> list[Reading]:
+    """Return what a gate decided: how many versions it held, and which rules the newest broke."""
+    values = [
+        Reading("gate_held_versions", keeper.num_held, total=True),
+        Reading("gate_held_in_a_row", keeper.in_a_row),
+    ]
+    for rule in keeper.rule_names:
+        broken = sum(reason.rule == rule for reason in keeper.reasons)
+        values.append(Reading("gate_broken", broken, {"rule": rule}))
     return values
 
 

@@ -90,6 +90,7 @@ def write_report(
             mean label of each history are added.
     """
     sections = [
+        _held(histories),
         _baselines(histories),
         report_segments.segments(histories),
         *_chart_sections(histories),
@@ -241,6 +242,17 @@ def _baselines(histories: Mapping[str, History]) -> str:
             rows.append([column, *(number_text(number) for number in numbers)])
         if rows:
             blocks.append(section(f"Known and new ids, {name}", grid(head, rows), NEW_IDS_TEXT))
+    return "\n".join(blocks)
+
+
+def _held(histories: Mapping[str, History]) -> str:
+    """Return the sections with the versions that a gate held, and why."""
+    blocks = []
+    for name, history in histories.items():
+        rows = [[f"{step:,}", reason] for step, reasons in history.held for reason in reasons]
+        if rows:
+            grid_of_held = grid(["step", "reason"], rows)
+            blocks.append(section(f"Versions that were not published, {name}", grid_of_held))
     return "\n".join(blocks)
 
 

@@ -31,8 +31,15 @@ class ShownScores:
         """Ask the join of a run for its impressions.
 
         Raises:
-            ConfigError: the data are not a join of streams, or several processes learn them.
+            ConfigError: the data are not a join of streams, several processes learn them, or a
+                gate holds events back, whose impressions would stay open.
         """
+        if run.callbacks.held_back:
+            raise ConfigError(
+                "Windows.scored: 'shown' counts impressions that are learned, got a gate that "
+                f"holds back {run.callbacks.held_back:g} of them. Give PublishGate(held_back=0), "
+                "or leave scored out."
+            )
         if not isinstance(run.dataset, Dataset) or not run.dataset.endless:
             raise ConfigError(
                 "Windows.scored: 'shown' scores the impressions of a join of streams, got "

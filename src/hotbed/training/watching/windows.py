@@ -17,7 +17,7 @@ from hotbed.metrics import get_metric
 from hotbed.metrics.metric_set import metric_set
 from hotbed.training.run import Run
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Scorer, host, scorer_of
+from hotbed.training.step.scorer import Scorer, scorer_of, scores_of_training
 from hotbed.training.watching.baselines import Baselines, scorer_beside, scores_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.shown_scores import ShownScores
@@ -108,7 +108,7 @@ class Windows:
     def on_gradients(self, run: Run) -> None:
         if run.observer is None and run.example is not None:
             self._begin(run)
-            self.watch(_forward(run), run.example)
+            self.watch(scores_of_training(run.learner, run.example, run.loss), run.example)
 
     def barrier(self, step: int, now: int | None) -> bool:
         # a window that closes takes the statistics of the tables; impressions come at any step
@@ -347,13 +347,3 @@ def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
             metric = {key: inner for key, inner in metric.items() if key not in FOUR}
         metrics[name] = metric
     return scorer.again(metrics).bounded()
-
-
-def _forward(run: Run) -> tuple[Any, ...]:
-    """Return the outputs of the training forward in the form of `Scorer.outputs`."""
-    raw = getattr(run.learner, "outputs", None)
-    criterion = getattr(run.learner, "criterion", None)
-    example = run.example
-    if raw is None or criterion is None or example is None:
-        return ()
-    return host(run.loss), host(criterion.activate(raw)), host(example.labels)
