@@ -6,6 +6,7 @@ The reference is TorchRec's own module with torch's optimizers, or with FBGEMM's
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import logging
@@ -30,8 +31,10 @@ from torchrec import (
     KeyedJaggedTensor,
     KeyedTensor,
 )
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.models.deepfm import SimpleDeepFMNN
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -46,6 +49,7 @@ from torchrec.modules.mlp import MLP
 from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import hotbed as hb
 from hotbed.persist import content_digest, open_checkpoint
@@ -469,6 +473,64 @@ def test_scores_of_a_server_are_those_of_the_model(
     names = [dense, *SIZES, *(f"{key}_weights" for key in SIZES if is_weighted)]
     scores = session.predict({column: rows[column].to_list() for column in names})
     assert np.abs(scores - expected).max() <= 1e-6
+
+
+@pytest.mark.soak
+def test_a_loop_over_a_pipeline_is_resumed_evaluated_and_served(tmp_path: Path) -> None:
+    """As TorchRec's example of a DLRM: rows begin on the meta device and learn in a pipeline."""
+    keys = list(SIZES)
+
+    def batches_of(seed: int) -> Iterator[Any]:
+        return iter(
+            RandomRecDataset(
+                keys, 16, hash_size=50, num_dense=NUM_DENSE, num_batches=5, manual_seed=seed
+            )
+        )
+
+    def program() -> tuple[DLRMTrain, Any, TrainPipelineSparseDist]:
+        torch.manual_seed(1)
+        configs = bags().embedding_bag_configs()
+        rows = EmbeddingBagCollection(configs, device=torch.device("meta"))
+        train = DLRMTrain(DLRM(rows, NUM_DENSE, [16, DIM], [16, 1]))
+        apply_optimizer_in_backward(RowWiseAdagrad, rows.parameters(), {"lr": 0.05})
+        keyed = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(train.named_parameters())),
+            lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),
+        )
+        _, optimizer, _ = hb.auto(train.model, keyed)
+        return train, optimizer, TrainPipelineSparseDist(train, optimizer, torch.device("cpu"))
+
+    def run(pipeline: TrainPipelineSparseDist, seed: int) -> list[float]:
+        steps = batches_of(seed)
+        losses = []
+        with contextlib.suppress(StopIteration):
+            while True:
+                losses.append(pipeline.progress(steps)[0].item())
+        return losses
+
+    train, optimizer, pipeline = program()
+    run(pipeline, 1)
+    torch.save({"model": train.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a")
+    expected = run(pipeline, 2)
+    train, optimizer, pipeline = program()
+    saved = torch.load(tmp_path / "a", weights_only=True)
+    train.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert run(pipeline, 2) == expected
+
+    train.eval()
+    with torch.no_grad():
+        evaluated = run(pipeline, 2)
+    assert np.mean(evaluated) < np.mean(expected)
+    batch = next(batches_of(3))
+    scores = train.model(batch.dense_features, batch.sparse_features).detach().numpy()
+    hb.RecModel(train.model).export(tmp_path / "exported")
+    columns: dict[str, Any] = {"dense_features": batch.dense_features.tolist()}
+    for key in keys:
+        ids = batch.sparse_features[key]
+        columns[key] = [bag.tolist() for bag in torch.split(ids.values(), ids.lengths().tolist())]
+    served = hb.InferenceSession(tmp_path / "exported").predict(columns)
+    assert np.abs(np.reshape(served, scores.shape) - scores).max() <= 1e-6
 
 
 DOORS: dict[str, Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]] = {
