@@ -31,7 +31,7 @@ from hotbed.serving.routes.editing import change_routes
 def publish(folder: Path, rows: int, dim: int) -> list[int]:
     """Publish two fulls and a delta of a hundredth of the rows; return their versions."""
     schema = hb.Schema([hb.Label("label"), hb.Id("user"), hb.Id("item")])
-    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=dim)))
+    model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=dim)), "bce", hb.Adam())
     for table in model.tables.values():
         table.track()
     saver, publisher = Saver(folder / "run"), PublishDirectory(folder / "published", keep=9)
