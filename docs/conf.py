@@ -143,7 +143,7 @@ NAVIGATION = {
         "ranks",
     ],
     "Serving": ["serving", "serving_server", "serving_clients", "serving_rows", "serving_kserve"],
-    "Operation": ["operate", "persist", "routing", "request_log", "measure", "replay"],
+    "Operation": ["operate", "persist", "gate", "routing", "request_log", "measure", "replay"],
     "Coming from": [
         "migrate/index",
         "migrate/fuxictr",
