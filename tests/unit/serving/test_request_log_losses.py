@@ -117,7 +117,7 @@ def limit_files(processes: list[int], num_bytes: int) -> None:
         resource.prlimit(process, resource.RLIMIT_FSIZE, (num_bytes, most))
 
 
-@pytest.mark.parametrize("num_requests", [1_200, pytest.param(100_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_requests", [1_200, pytest.param(100_008, marks=pytest.mark.soak)])
 @pytest.mark.timeout(1800)
 def test_every_answer_is_in_the_log_or_counted_there(
     exported: Path, tmp_path: Path, num_requests: int
@@ -151,7 +151,7 @@ def test_every_answer_is_in_the_log_or_counted_there(
     dropped = sum(row["dropped"] for part in rows for row in part)
     assert len(set(logged)) == len(logged)
     assert asking.answered.keys() >= set(logged)
-    assert len(logged) + dropped == len(asking.answered) >= num_requests // CLIENTS * CLIENTS
+    assert len(logged) + dropped == len(asking.answered) >= num_requests
     assert not list(asking.log.glob(".*"))
 
 
