@@ -346,7 +346,7 @@ def _state_row(pair: SavedState, words: _Words) -> list[str]:
     if state.held:
         note = f"held: {' '.join(state.held)}"
         if version is not None:
-            note = f"published by force; {note}"
+            note = f"published by force, {version.forced}; {note}"
     return [*row, note]
 
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hotbed.errors import FormatError
 from hotbed.persist.container.format import open_link
@@ -30,6 +29,7 @@ class SavedVersion:
         source: of a published version, the digest of the state that it was made of.
         digest: of its manifest.
         held: why a gate did not publish it; empty = no gate held it.
+        forced: why it was published all the same; "" = it was not.
         problem: why its manifest cannot be read.
     """
 
@@ -42,6 +42,7 @@ class SavedVersion:
     source: str | None = None
     digest: str = ""
     held: Sequence[str] = ()
+    forced: str = ""
     problem: str = ""
 
 
@@ -92,20 +93,9 @@ class VersionList:
             sum(table.rows for table in manifest.tables),
             manifest.source,
             manifest.digest,
-            _reasons(manifest.to_json().get("held")),
+            [entry.reason for entry in manifest.held or ()],
+            manifest.forced or "",
         )
-
-
-def _reasons(held: Any) -> list[str]:
-    """Return the sentences with which a gate held a state."""
-    if not held:
-        return []
-    entries = held if isinstance(held, list) else [held]
-    reasons = []
-    for entry in entries:
-        reason = entry.get("reason", entry) if isinstance(entry, Mapping) else entry
-        reasons.append(str(reason))
-    return reasons
 
 
 def paired(states: Sequence[SavedVersion], published: Sequence[SavedVersion]) -> list[SavedState]:

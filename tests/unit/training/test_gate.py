@@ -25,6 +25,7 @@ from schedule import in_soak
 import hotbed as hb
 from hotbed.config import build, describe
 from hotbed.errors import ConfigError, PersistError
+from hotbed.metrics.stability import stability
 from hotbed.persist.container.format import open_checkpoint, open_folder
 from hotbed.persist.container.store import open_store
 from hotbed.persist.publish.gate import LIMITS, PublishGate
@@ -40,7 +41,6 @@ from hotbed.training.gate.rules import (
     GateRule,
     VersionFacts,
     against_served,
-    stability,
 )
 from hotbed.training.watching.readings import readings
 from hotbed.training.watching.report import write_report

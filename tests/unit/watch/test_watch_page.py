@@ -218,14 +218,21 @@ def test_held_states_and_damaged_ones_are_named(run: Path) -> None:
     manifests = sorted(run.glob("checkpoint-*/MANIFEST.json"))
     plain = json.loads(manifests[-2].read_text())
     plain["held"] = [{"rule": "worse", "reason": "log loss 0.71 against 0.52 on 4,000 events."}]
-    manifests[-2].write_text(sealed({k: v for k, v in plain.items() if k != "digest"})[0])
+    text, digest = sealed({k: v for k, v in plain.items() if k != "digest"})
+    manifests[-2].write_text(text)
+    forced = run / "published" / "checkpoint-00000004" / "MANIFEST.json"
+    version = json.loads(forced.read_text()) | {"source": digest, "forced": "the fault is known"}
+    forced.write_text(sealed({k: v for k, v in version.items() if k != "digest"})[0])
     manifests[1].write_bytes(manifests[1].read_bytes()[:-20])
     newest = next((run / "published").glob("checkpoint-*5"))
     shutil.rmtree(newest)
     with watching(run) as address:
         page = html.unescape(got(address))
         states = json.loads(got(f"{address}status"))["run"]["value"]["states"]
-    assert "held: log loss 0.71 against 0.52 on 4,000 events." in page
+    assert (
+        "published by force, the fault is known; held: log loss 0.71 against 0.52 on 4,000 events."
+        in page
+    )
     assert "states held by a gate" in page
     problem = re.search(r"<li>(.*?)</li>", page)
     assert problem is not None

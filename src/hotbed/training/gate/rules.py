@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hotbed.metrics.stability import stability
 from hotbed.training.gate.counts import Counts, EventCounts
 
 LEAST_USUAL = 3
@@ -308,24 +309,6 @@ SERVED_RULES = (
 """The rules over a version against the one that is served, on the same held-back events."""
 
 _AGAINST = ("loss", "change of the mean score")
-
-
-def stability(counts: Counts, before: Counts) -> float:
-    """Return the population stability index of two histograms, less what chance alone adds.
-
-    Of two samples of n and m from one distribution over k bins, chance adds (k - 1) (1/n + 1/m).
-    """
-    bins = (counts > 0) | (before > 0)
-    num_bins = int(np.count_nonzero(bins))
-    total = counts.sum()
-    total_before = before.sum()
-    if num_bins < 2 or not total or not total_before:
-        return 0.0
-    shares = (counts[bins] + 0.5) / (total + 0.5 * num_bins)
-    shares_before = (before[bins] + 0.5) / (total_before + 0.5 * num_bins)
-    index = float(((shares - shares_before) * np.log(shares / shares_before)).sum())
-    chance = (num_bins - 1) * (1 / total + 1 / total_before)
-    return max(0.0, index - float(chance))
 
 
 def _deviation(distances: Counts) -> float:
