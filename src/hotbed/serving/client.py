@@ -62,9 +62,11 @@ class Client:
         context: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
+        self._address = parts.netloc.rpartition("@")[2]  # without a password
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"Client.url: expected the address of a server, got {url!r}. "
+                f"Client.url: expected the address of a server, got "
+                f"{parts._replace(netloc=self._address).geturl()!r}. "
                 "Write http://HOST:PORT."
             )
         self._parts = parts
@@ -74,8 +76,7 @@ class Client:
         self._idle: list[HTTPConnection] = []
 
     def __repr__(self) -> str:
-        address = self._parts.netloc.rpartition("@")[2]  # without a password
-        return f"Client('{self._parts.scheme}://{address}')"
+        return f"Client('{self._parts.scheme}://{self._address}')"
 
     def __enter__(self) -> Client:
         return self
@@ -184,7 +185,7 @@ class Client:
                 # the server may have closed a connection that idled: try another one
                 if idled is None or isinstance(error, TimeoutError):
                     raise ServingError(
-                        f"{self._parts.netloc}: the server does not answer, got {error!r}. Look at "
+                        f"{self._address}: the server does not answer, got {error!r}. Look at "
                         "the server's log."
                     ) from error
         self._idle.append(connection)
