@@ -26,6 +26,7 @@ from hotbed.watch.seen import Watched
 
 log = logging.getLogger("hotbed")
 _IDLE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.2  # between two looks at whether a signal has come
 _LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
@@ -178,5 +179,6 @@ def serve_page(
     with ended_by_signals(lambda _: is_over.set()):
         server.start()
         report(f"watching at {server.address}")
-        is_over.wait()
+        while not is_over.wait(_PAUSE_SECONDS):
+            pass  # the handler that polars sets lets SIGINT interrupt no wait
     server.close()

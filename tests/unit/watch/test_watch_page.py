@@ -380,6 +380,30 @@ def test_command_serves_the_page_without_torch_until_it_is_ended(
     assert (rest, code_of_end) == ("False\n", 0)
 
 
+def test_a_page_ends_by_sigint_also_where_it_interrupts_no_call(
+    trained: tuple[Path, History],
+) -> None:
+    """As once polars has set a handler of its own."""
+    code = (
+        "import signal, sys\n"
+        "from hotbed.watch.server import PageSettings, serve_page\n"
+        "def report(line):\n"
+        "    signal.siginterrupt(signal.SIGINT, False)\n"
+        "    print(line, flush=True)\n"
+        "serve_page(sys.argv[1], [], PageSettings(), report)"
+    )
+    command = [sys.executable, "-c", code, str(trained[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            time.sleep(0.2)  # it waits now
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 def test_page_shows_news_in_a_browser_without_a_reload(
     run: Path, monkeypatch: pytest.MonkeyPatch
