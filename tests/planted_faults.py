@@ -6,8 +6,8 @@ more than 1 % above that of the version that is served, or not finite. Each mode
 before the stream in two epochs, then the stream in steps of 256 events, and is saved each 8 steps.
 One event in ten is held back. A fault lasts 24 steps. The command prints one JSON line a run.
 
-    python tests/planted_faults.py faults movielens "labels flipped" "learning rate x100"
-    python tests/planted_faults.py clean mind --seeds 10
+    python tests/planted_faults.py faults movielens "labels flipped" --data DATA
+    python tests/planted_faults.py clean mind --seeds 10 --data DATA
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import hotbed as hb
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.run import Run
 
-ROOT = Path(__file__).resolve().parent.parent
 Columns = dict[str, np.ndarray]
 
 BATCH = 256
@@ -330,7 +329,7 @@ def main() -> None:
     parser.add_argument("stream", choices=STREAMS)
     parser.add_argument("names", nargs="*", help="names of faults; none: all of them")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
     a = parser.parse_args()
     torch.set_num_threads(1)
     stream = STREAMS[a.stream]

@@ -316,7 +316,7 @@ def test_metrics_and_the_page_count_each_version(routed: Routed) -> None:
     assert samples["hotbed_routes_revision", None, None] == routed.revision
     url = f"http://{routed.running.http}/"
     page = subprocess.check_output(["curl", "-s", url]).decode()
-    table = page.partition("<table>")[2].partition("</table>")[0]
+    table = page.partition("<table")[2].partition("</table>")[0]
     assert f"<td>canary</td><td>{first}</td>" in table
     assert f"<td>stable</td><td>{second}</td>" in table
     assert re.search(r"<td>newest</td><td>\d+</td><td>[^<]+</td><td></td><td></td>", table)
