@@ -113,6 +113,7 @@ class Routed:
         self.watcher = RouteWatcher(self.file, places, self.models.rules, leases, logs.check_rule)
         self.running = Running(exported, models=self.models)
         self.model = self.models.named("m")
+        self.models.check_kept(0.05)
         wait_for(lambda: self.model.versions == [str(self.versions[-1])], "the newest is served")
 
     def write(self, rule: Any, revision: int | None = None) -> None:
@@ -649,7 +650,6 @@ def test_damaged_versions_of_a_rule_are_written_anew(routed: Routed) -> None:
         change_bytes(path)
     with pytest.raises(AssertionError):
         [routed.ask(user) for user in range(6)]
-    routed.models.check_kept(0.1)
     wait_for(lambda: "damaged files of versions" in routed.model.reason, "it is found")
     routed.watcher.step()
     assert [routed.ask(user) for user in range(6)] == sides
