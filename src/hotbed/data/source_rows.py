@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow as pa
-
 from hotbed.connectors import Position, Source
 from hotbed.connectors.position import PLACE, Batches
 from hotbed.connectors.read_plan import ReadPlan
@@ -31,35 +29,12 @@ class SourceRows:
     def read(
         self, source: Source, position: Position | None, batch_rows: int, plan: ReadPlan
     ) -> Batches:
-        """Yield what `source.read` yields.
-
-        Raises DataError where an endless source of one's own lacks what others have.
-        """
+        """Yield what `source.read` yields."""
         batches = source.read(position, batch_rows, plan)
-        with ended(batches):
-            if not source.endless:
-                yield from batches
-                return
+        if source.endless:
             self._batches = batches
-            for rows, after in batches:
-                if rows.num_rows:
-                    _require_place_and_clock(source, rows, after)
-                yield rows, after
-
-
-def _require_place_and_clock(source: Source, rows: pa.RecordBatch, after: Position) -> None:
-    kind = type(source).__name__
-    if PLACE not in rows.schema.names:
-        raise DataError(
-            f"{kind}: the rows of an endless source have a column with their places, {PLACE!r}, "
-            f"got {rows.schema.names}. Add it, as hb.testing.FakeStream does."
-        )
-    if "now" not in after.state:
-        raise DataError(
-            f"{kind}: the positions of an endless source have the member 'now', the clock in "
-            f"microseconds when their block was decided, got {sorted(after.state)}. Add it, as "
-            "hb.testing.FakeStream does."
-        )
+        with ended(batches):
+            yield from batches
 
 
 def require_from(source: Source, required: list[str], names: Sequence[str]) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hotbed.connectors import Concat, DeadLetters, Journal, Live, Memory, Position, SourceStatus
-from hotbed.connectors.position import PLACE
+from hotbed.connectors import Concat, DeadLetters, Journal, Live, Memory, SourceStatus
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
-from hotbed.errors import ConfigError, DataError, DecodeError
+from hotbed.errors import ConfigError, DecodeError
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
@@ -432,20 +431,3 @@ def test_an_endless_source_has_no_slice_and_no_order_but_joins_a_side_table() ->
     assert items[1] is not None
     dataset.commit(items[1].position)
     assert len(stream.commits) == 1
-
-
-@pytest.mark.parametrize("lacking", ["place", "now"])
-def test_an_endless_source_of_ones_own_that_lacks_a_part_is_named(lacking: str) -> None:
-    class Own(FakeStream):
-        def read(self, *arguments: Any, **keywords: Any) -> Iterator[Any]:
-            for rows, after in super().read(*arguments, **keywords):
-                if lacking == "place" and rows.num_rows:
-                    rows = rows.drop_columns([PLACE])
-                state = {name: each for name, each in after.state.items() if name != lacking}
-                yield rows, Position(state)
-
-    data = Dataset(Own({"label": [0, 1], "user": [1, 2]}), Schema([Label("label"), Id("user")]), 2)
-    with pytest.raises(
-        DataError, match=rf"Own: .* of an endless source have .*{lacking}.*, got \["
-    ):
-        next(iter(data.stream()))
