@@ -237,8 +237,11 @@ class Published(hb.checkpoints.Publisher):
 class Watch:
     """Plants a fault of training, and measures each version on clean events of the future."""
 
-    def __init__(self, course: Course, future: Any, fault: Fault, samples: range) -> None:
+    def __init__(
+        self, course: Course, model: hb.RecModel, future: Any, fault: Fault, samples: range
+    ) -> None:
         self._course = course
+        self._model = model
         self._future = future
         self._fault = fault
         self._samples = samples  # of the fault, without those that are held back
@@ -250,7 +253,7 @@ class Watch:
         gatekeeper = states.gatekeeper
         assert gatekeeper is not None
         if run.step % EVERY == 0:  # the state of the step before was saved at its end
-            loss = run.model.evaluate(self._future)["log_loss"]  # type: ignore[attr-defined]  # RecModel
+            loss = self._model.evaluate(self._future)["log_loss"]
             reasons = [entry.reason for entry in gatekeeper.reasons]
             self._course.versions.append(Version(run.step, loss, reasons))
         is_fault = run.samples in self._samples
@@ -294,7 +297,7 @@ def train(stream: Stream, rows: Columns, seed: int, fault: Fault | None = None) 
     share = 1 - GATE.held_back
     samples = range(int(share * begin), int(share * (begin + len(changed["t"]))))
     data = hb.Dataset(hb.sources.Memory(future), SCHEMA, NEXT)
-    watch = Watch(course, data, fault or Fault(), samples)
+    watch = Watch(course, model, data, fault or Fault(), samples)
     publisher = Published()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, suppress(HotbedError):  # of a NaN

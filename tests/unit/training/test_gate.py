@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,13 @@ from hotbed.metrics.stability import stability
 from hotbed.persist.container.format import open_checkpoint, open_folder
 from hotbed.persist.container.store import open_store
 from hotbed.persist.publish.gate import LIMITS, PublishGate
+from hotbed.persist.state import saver
+from hotbed.persist.state.checkpoint import Capture
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.rollback import number_of_good, roll_back
 from hotbed.training.gate.command import call
 from hotbed.training.gate.counts import BINS, EventCounter, EventCounts
+from hotbed.training.gate.gatekeeper import Gatekeeper
 from hotbed.training.gate.held_back import HeldBackEvents, divided
 from hotbed.training.gate.rules import (
     RULES,
@@ -42,6 +47,7 @@ from hotbed.training.gate.rules import (
     VersionFacts,
     against_served,
 )
+from hotbed.training.watching.history import History
 from hotbed.training.watching.readings import readings
 from hotbed.training.watching.report import write_report
 
@@ -73,7 +79,20 @@ def events(fault: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return rows
 
 
-def learn(folder: Path, rows: Mapping[str, Any], *callbacks: Any, **save: Any) -> hb.RecModel:
+@dataclass(frozen=True)
+class Learned:
+    """What a run left: its history, and its states with their gate."""
+
+    history: History
+    states: hb.callbacks.Checkpoint
+
+    @property
+    def gatekeeper(self) -> Gatekeeper:
+        assert self.states.gatekeeper is not None
+        return self.states.gatekeeper
+
+
+def learn(folder: Path, rows: Mapping[str, Any], *callbacks: Any, **save: Any) -> Learned:
     torch.manual_seed(0)
     tables = hb.make_tables(SCHEMA, 4, rule=hb.Adagrad(lr=0.1))
     model = hb.RecModel(hb.models.FM(SCHEMA, tables), "bce", hb.Adam(lr=0.01), ["auc"])
@@ -82,9 +101,7 @@ def learn(folder: Path, rows: Mapping[str, Any], *callbacks: Any, **save: Any) -
     states = hb.callbacks.Checkpoint(folder, **settings)
     dataset = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 64, prefetch=0)
     history = model.online_train(dataset, [*callbacks, states], max_steps=steps, progress=False)
-    model.history = history  # type: ignore[attr-defined]  # for the tests of the report
-    model.gatekeeper = states.gatekeeper  # type: ignore[attr-defined]
-    return model
+    return Learned(history, states)
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +128,10 @@ def test_versions_of_a_fault_are_held_and_clean_ones_before_it_are_not(
     rule: str, tmp_path: Path
 ) -> None:
     publisher = Noted()
-    model: Any = learn(tmp_path, events(FAULTS[rule]), publish=publisher)
+    learned = learn(tmp_path, events(FAULTS[rule]), publish=publisher)
     begin = BEGIN // 64
     assert publisher.steps[: begin // EVERY + 1] == list(range(0, begin + 1, EVERY))
-    held = dict(model.gatekeeper.log)
+    held = dict(learned.gatekeeper.log)
     assert begin + EVERY in held
     assert begin + EVERY not in publisher.steps
     assert set(held).isdisjoint(publisher.steps)
@@ -139,7 +156,7 @@ def test_reasons_stand_in_log_metrics_report_and_inspect(tmp_path: Path, caplog:
             }
 
     rows = {name: values[:END] for name, values in events({"y": lambda y: 1 - y}).items()}
-    model: Any = learn(tmp_path / "states", rows, Look())
+    learned = learn(tmp_path / "states", rows, Look())
     step = BEGIN // 64 + EVERY
     assert f"the version at step {step} is saved, not published: loss against" in caplog.text
     assert shown[BEGIN // 64][("gate_held_versions",)] == 0
@@ -150,7 +167,7 @@ def test_reasons_stand_in_log_metrics_report_and_inspect(tmp_path: Path, caplog:
     facts = describe_checkpoint(tmp_path / "states")
     assert any("loss against the version" in reason for reason in facts["held"])
     page = tmp_path / "report.html"
-    write_report(page, {"stream": model.history})
+    write_report(page, {"stream": learned.history})
     assert "Versions that were not published" in page.read_text()
     assert "loss against the version" in page.read_text()
 
@@ -187,15 +204,38 @@ def test_run_that_was_killed_decides_as_an_unbroken_one(tmp_path: Path) -> None:
                 shutil.copytree(tmp_path / "states", tmp_path / str(run.step))
 
     rows = events({"y": lambda y: 1 - y})
-    unbroken: Any = learn(tmp_path / "states", rows, Kill())
+    unbroken = learn(tmp_path / "states", rows, Kill())
     held = {step for step, _ in unbroken.gatekeeper.log}
     assert held
     for step in moments:
         publisher = Noted()
-        resumed: Any = learn(tmp_path / str(step), rows, publish=publisher)
+        resumed = learn(tmp_path / str(step), rows, publish=publisher)
         assert resumed.gatekeeper.log == unbroken.gatekeeper.log
         np.testing.assert_equal(resumed.gatekeeper.state(), unbroken.gatekeeper.state())
         assert held.isdisjoint(publisher.steps)
+
+
+def test_no_version_is_compared_with_one_that_could_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A run whose every second save fails decides as one that saves half as often."""
+    rows = events()
+    step = BEGIN // 64
+    unbroken = learn(tmp_path / "unbroken", rows, every_steps=2 * EVERY, max_steps=step)
+    write = saver.write
+
+    def write_half(where: Path, captured: Capture, *others: Any) -> Any:
+        if captured.manifest.counters["steps"] % (2 * EVERY):
+            captured.close(saved=False)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(where, captured, *others)
+
+    monkeypatch.setattr(saver, "write", write_half)
+    publisher = Noted()
+    broken = learn(tmp_path / "broken", rows, publish=publisher, max_steps=step)
+    assert publisher.steps == list(range(0, step + 1, 2 * EVERY))
+    assert f"not saved at step {EVERY}" in caplog.text
+    np.testing.assert_equal(broken.gatekeeper.state(), unbroken.gatekeeper.state())
 
 
 def test_held_state_is_published_by_force_alone_and_the_gate_goes_on_from_it(

@@ -215,14 +215,9 @@ def write_published(
         delta_on = last
     tables = _write_tables(writer, reader, is_delta=delta_on is not None)
     dense = _write_network(writer, reader)
+    starts_servers = graph is not None and delta_on is None
+    schema = _write_schema(writer, manifest, graph, maps, starts_servers=starts_servers)
     graph_entry = None
-    schema = request_schema(manifest)
-    if graph is not None and graph.schema is not None:
-        schema = graph.schema
-    if schema is not None:
-        schema = _write_maps(
-            writer, schema, maps, starts_servers=graph is not None and delta_on is None
-        )
     if graph is not None and delta_on is None:
         graph_entry = _write_graph(writer, graph)
     return writer.commit(
@@ -278,17 +273,23 @@ def request_schema(manifest: Manifest) -> dict[str, Any] | None:
     return raw
 
 
-def _write_maps(
+def _write_schema(
     writer: CheckpointWriter,
-    plain: dict[str, Any],
+    manifest: Manifest,
+    graph: OnnxGraph | None,
     maps: Sequence[FittedMap],
     *,
     starts_servers: bool,
-) -> dict[str, Any]:
-    """Return a schema with its fitted maps in the folder of the version.
+) -> dict[str, Any] | None:
+    """Return the schema of requests, with its fitted maps in the folder of the version.
 
-    Their files are written where servers start from the version.
+    The files of the maps are written where servers start from the version.
     """
+    plain = request_schema(manifest)
+    if graph is not None and graph.schema is not None:
+        plain = graph.schema
+    if plain is None:
+        return None
     schema = Schema.from_json(plain)
     here = {fitted.digest: fitted for fitted in maps}
     paths = {}

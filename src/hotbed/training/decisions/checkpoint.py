@@ -451,6 +451,8 @@ class Checkpoint:
             progress = {**state.progress, GATE: self.gatekeeper.state()}
             state = replace(state, held=reasons, progress=progress)
         with ExitStack() as undo:
+            if self.gatekeeper is not None:
+                undo.callback(self.gatekeeper.take_back)
             with run.learner.shard.together():
                 captured = capture(state, changes=changes, takes=self._deltas)
                 undo.callback(captured.close, saved=False)
@@ -473,6 +475,8 @@ class Checkpoint:
                 saved = self._saver.wait()
         except PersistError as error:
             self._saved_at = None
+            if self.gatekeeper is not None:
+                self.gatekeeper.take_back()
             if raises:
                 raise
             log.error("not saved at step %d, the state before is kept: %s", step, error)

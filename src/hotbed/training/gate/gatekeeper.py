@@ -75,6 +75,7 @@ class Gatekeeper:
         self._tables: dict[str, dict[str, int]] = {}
         self._offsets: dict[str, int] = {}
         self._step = -1
+        self._undecided: dict[str, Any] = {}  # `state` before the newest decision
         self._run: Run | None = None
 
     @property
@@ -114,6 +115,7 @@ class Gatekeeper:
         """Return why the version of this step is held; nothing if it may be published."""
         if run.step == self._step:
             return self.reasons
+        self._undecided = self.state()
         self._step = run.step
         self._num_saves += 1
         self._recent.append(self._counted(run))
@@ -135,6 +137,21 @@ class Gatekeeper:
         else:
             self._accept(facts, scores, measured if has_new else {})
         return self.reasons
+
+    def take_back(self) -> None:
+        """Forget the newest decision, because its state could not be saved.
+
+        The version that is served stays the same, and the events of the failed save count for the
+        next one.
+        """
+        since = self._counter.state()
+        fresh = self._events.fresh
+        self.load_state(self._undecided)
+        counts = self._counter.counts
+        self._counter.load_state(since)
+        self._counter.counts = counts.plus(self._counter.counts)
+        if fresh is not None:
+            self._events.add(fresh)
 
     def overrule(self, run: Run) -> None:
         """Take the state that was held as the one that is served: somebody has published it."""
@@ -162,7 +179,10 @@ class Gatekeeper:
             "num_saves": self._num_saves,
             "num_due": self._num_due,
             "before": self._before.state(),
-            "usual": self._usual,
+            "usual": {
+                rule: {what: list(values) for what, values in numbers.items()}
+                for rule, numbers in self._usual.items()
+            },
             "events": self._events.state(),
             "served_norms": self._served_norms,
             "tables": self._tables,
@@ -198,8 +218,10 @@ class Gatekeeper:
         counts.tables = table_counts(run, counts, self._tables, tables)
         self._tables = tables
         offsets = offsets_of(run)
-        for name, offset in offsets.items():
-            counts.partitions[name] = float(offset - self._offsets.get(name, offset))
+        counts.partitions = {
+            name: float(offset - self._offsets.get(name, offset))
+            for name, offset in offsets.items()
+        }
         self._offsets = offsets
         return counts
 
