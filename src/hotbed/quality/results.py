@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hotbed.errors import FormatError
 from hotbed.files import new_file, writing
 from hotbed.quality.cells import METRICS
 
@@ -71,13 +72,17 @@ class Quality:
 
     @classmethod
     def read(cls, folder: str | Path, most: int | None = None) -> Quality:
-        """Return what was measured into a folder: all windows, or the newest `most`."""
+        """Return what was measured into a folder: all windows, or the newest `most`.
+
+        Raises:
+            FormatError: a file is torn, or is not of a measurement; the message names it.
+        """
         tables = []
         for name, columns in ((WINDOWS, QUALITY_COLUMNS), (DIFFERENCES, DIFFERENCE_COLUMNS)):
             files = sorted((Path(folder) / name).glob("*.parquet"))
             if most is not None:
                 files = files[-most:]
-            parts = [pq.ParquetFile(file).read() for file in files]
+            parts = [_read(file, columns) for file in files]
             tables.append(pa.concat_tables([columns.empty_table(), *parts]))
         return cls(*tables)
 
@@ -91,6 +96,16 @@ class Quality:
                 file = folder / name / f"{_stem(begin.as_py())}.parquet"
                 with writing(file), new_file(file) as sink:
                     pq.write_table(table.filter(is_own), sink)
+
+
+def _read(file: Path, columns: pa.Schema) -> pa.Table:
+    try:
+        return pq.ParquetFile(file).read().select(columns.names).cast(columns)
+    except (LookupError, ValueError) as error:  # errors of Arrow are such
+        raise FormatError(
+            f"{file}: not a window of a measurement, got {error}. Remove the file, or measure into "
+            "an empty folder with the newest version of `hotbed measure`."
+        ) from error
 
 
 def _stem(begin: datetime) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotbed.errors import HotbedError, ServingError
 from hotbed.serving.client import Client
 
 TIMEOUT_SECONDS = 2.0
@@ -106,11 +107,19 @@ class AskedServer:
         """Return what the server answers now.
 
         Raises:
-            ServingError: it does not answer.
+            ServingError: it does not answer, or not as `hotbed serve` does.
             Unauthorized: the token is missing or wrong.
         """
-        status = self._client.status()
-        return ServerAnswer([_model(model) for model in status["models"]], status.get("memory"))
+        try:
+            status = self._client.status()
+            return ServerAnswer([_model(model) for model in status["models"]], status.get("memory"))
+        except HotbedError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ServingError(
+                f"/status: not the answer of a server, got {type(error).__name__}: {error}. Give "
+                "the address of `hotbed serve`, and watch it with its version of Hotbed."
+            ) from error
 
     def close(self) -> None:
         """Close the connection."""

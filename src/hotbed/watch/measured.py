@@ -73,11 +73,6 @@ class MeasuredFolder:
             ConfigError: there is no window.
         """
         paths = sorted((self._folder / WINDOWS).glob("*.parquet"))[-MOST:]
-        if not paths:
-            raise ConfigError(
-                f"{self._folder}: nothing is measured yet, got no window. Give the output folder "
-                "of `hotbed measure`; a window is measured once its outcomes are known."
-            )
         files = tuple((path.name, path.stat().st_mtime_ns) for path in paths)
         if files != self._files:
             quality = Quality.read(self._folder, most=MOST)
@@ -87,6 +82,11 @@ class MeasuredFolder:
                 str(self._folder), windows, differences, drift_of(windows)
             )
             self._files = files
+        if not self._measured.windows:
+            raise ConfigError(
+                f"{self._folder}: nothing is measured yet, got no window. Give the output folder "
+                "of `hotbed measure`; a window is measured once its outcomes are known."
+            )
         return self._measured
 
 

@@ -20,10 +20,10 @@ from hotbed.training.watching.points import points_of
 from hotbed.training.watching.report_charts import windows_of_points
 from hotbed.training.watching.window_log import Window, WindowLog
 from hotbed.watch.disks import DiskSpace, disk_spaces
+from hotbed.watch.run_status import read_status
 from hotbed.watch.saved import SavedState, VersionList, paired
 from hotbed.yaml_files import read_mapping
 
-STATUS_FILE = "status.json"
 JOB_FILE = "job.json"
 STATES = "checkpoint"
 SILENT_SECONDS = 10.0
@@ -135,15 +135,12 @@ class RunFolder:
 
     def _status(self, problems: list[str]) -> Mapping[str, Any]:
         """Return what the run wrote about itself; {} where it did not."""
-        file = self.folder / STATUS_FILE
         try:
-            status = json.loads(file.read_bytes())
-            if not isinstance(status, dict) or "written" not in status:
-                raise ValueError("not the status of a run")
-        except FileNotFoundError:
+            status = read_status(self.folder)
+        except FormatError as error:
+            problems.append(str(error))
             return {}
-        except (OSError, ValueError) as error:
-            problems.append(f"{file}: cannot be read, got {error}.")
+        if not status:
             return {}
         if status["error"]:
             problems.append(f"The run failed: {status['error']}")
@@ -162,16 +159,16 @@ class RunFolder:
         try:
             job = json.loads((self.folder / JOB_FILE).read_bytes())
             publish = job.get("checkpoint", {}).get("publish")
+            if not isinstance(publish, dict):
+                return None
+            if "path" not in publish:
+                return f"topic {publish.get('topic', '')!r}"
+            return Path(publish["path"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             problems.append(f"{self.folder / JOB_FILE}: cannot be read, got {error}.")
             return None
-        if not isinstance(publish, dict):
-            return None
-        if "path" not in publish:
-            return f"topic {publish.get('topic', '')!r}"
-        return Path(publish["path"])
 
     def _pairs(
         self, root: Path, published: Path | str | None, problems: list[str]

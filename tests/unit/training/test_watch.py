@@ -30,6 +30,7 @@ from hotbed.testing import FakeStream
 from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
 from hotbed.training.watching.readings import readings
+from hotbed.watch.run_status import read_status
 
 from .conftest import SCHEMA, columns
 
@@ -487,7 +488,7 @@ def test_status_file_says_what_a_run_did(dataset: Any, network: Any, tmp_path: P
             return False
 
         def on_step_end(self, run: Any) -> None:
-            seen.append(json.loads((tmp_path / "status.json").read_text()))
+            seen.append(read_status(tmp_path))
 
     saves = hb.callbacks.Checkpoint(tmp_path, every_steps=4)
     writer = hb.callbacks.StatusFile(tmp_path, every_seconds=0)
@@ -495,7 +496,7 @@ def test_status_file_says_what_a_run_did(dataset: Any, network: Any, tmp_path: P
     stream(model, dataset(512), Reader(), saves, writer)
     assert [status["step"] for status in seen] == list(range(8))
     assert {status["state"] for status in seen} == {"training"}
-    last = json.loads((tmp_path / "status.json").read_text())
+    last = read_status(tmp_path)
     assert (last["state"], last["step"], last["samples"]) == ("ended", 8, 512)
     assert last["rows"] == {name: table.stats["rows"] for name, table in model.tables.items()}
     assert last["watermark"] == 511
@@ -513,7 +514,7 @@ def test_status_file_says_that_a_stream_waits_and_what_waits_for_it(
         runs_last = True
 
         def on_idle(self, run: Any) -> None:
-            seen.append(json.loads((tmp_path / "status.json").read_text()))
+            seen.append(read_status(tmp_path))
             run.stop("seen")
 
     events = FakeStream(columns(192), takes=[64, 0], then=0)
@@ -524,7 +525,7 @@ def test_status_file_says_that_a_stream_waits_and_what_waits_for_it(
     assert seen[0]["observed"]["lag_rows"] == 128
     assert seen[0]["observed"]["source_reached"] == 1
     assert seen[0]["moments"]["lag_rows"][-1] == 128
-    last = json.loads((tmp_path / "status.json").read_text())
+    last = read_status(tmp_path)
     assert (last["state"], last["reason"], last["samples"]) == ("ended", "seen", 64)
 
 
@@ -552,7 +553,7 @@ def test_status_file_names_the_error_that_ended_a_run(
 
     with pytest.raises(DataError):
         stream(model_of(network), dataset(512), Fails(), hb.callbacks.StatusFile(tmp_path))
-    status = json.loads((tmp_path / "status.json").read_text())
+    status = read_status(tmp_path)
     assert (status["state"], status["step"]) == ("failed", 3)
     assert status["error"] == "DataError: row 7 is bad"
 

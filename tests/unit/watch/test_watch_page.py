@@ -12,22 +12,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, FormatError
 from hotbed.persist.container.manifest import sealed
 from hotbed.pictures.numbers import bytes_text, number_text, seconds_text
 from hotbed.quality.cells import METRICS
@@ -259,6 +263,72 @@ def test_torn_files_and_missing_folders_are_named_and_the_rest_is_shown(run: Pat
         assert "Saved, held, published" in page
         with pytest.raises(urllib.error.HTTPError, match="404"):
             got(f"{address}else")
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("state", "paused"),
+        ("written", 2**63 - 1),
+        ("epoch", -1),
+        ("observed", None),
+        ("memory", {}),
+        ("moments", {"time": [1.0], "samples": [1], "lag_rows": [], "freshness_seconds": []}),
+    ],
+)
+def test_status_of_another_version_is_named_and_the_rest_is_shown(
+    run: Path, member: str, value: Any
+) -> None:
+    change_status(run, **{member: value})
+    with watching(run) as address:
+        page = html.unescape(got(address))
+    assert f"status.json: not the status of a run, got {member}" in page
+    assert "Watch a run with the version of Hotbed that trains it." in page
+    assert "Saved, held, published" in page
+
+
+def test_moments_of_unequal_number_are_named(run: Path) -> None:
+    moments = json.loads((run / "status.json").read_text())["moments"]
+    change_status(run, moments={**moments, "lag_rows": []})
+    with watching(run) as address:
+        assert "moments must have one length" in got(address)
+
+
+@pytest.mark.parametrize("answer", ["", "[]", '{"models": [{}]}'])
+def test_address_of_another_service_is_named(run: Path, answer: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with watching(run, url) as address:
+            page = html.unescape(got(address))
+        server.shutdown()
+        thread.join()
+    assert f"{url}: /status: not the answer of a server, got" in page
+
+
+@pytest.mark.parametrize("file", ["windows", "differences"])
+def test_torn_and_foreign_windows_of_a_measurement_are_named(run: Path, file: str) -> None:
+    Quality.of_rows(rows_of(0, {"DE": 5000}), []).write(run / "quality")
+    path = run / "quality" / file / "2030-01-01T00.00.00.parquet"
+    for content in (b"", b"PAR1 torn"):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=re.escape(f"{path}: not a window of a measurement")):
+            Quality.read(run / "quality")
+    pq.write_table(pa.table({"begin": [1]}), path)
+    with watching(run, quality=run / "quality") as address:
+        page = html.unescape(got(address))
+    assert f"{path}: not a window of a measurement, got" in page
+    assert "Saved, held, published" in page
 
 
 def test_page_waits_for_a_run_that_is_not_there_yet(
