@@ -317,7 +317,7 @@ def test_states_of_an_unsharded_model_and_its_optimizer_continue(when: str) -> N
 def test_a_state_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     plain = dlrm(["row", "table"])
     model, optimizer, _ = hb.auto(*plain_program())
-    before = plain_state_dict(model)
+    before = copy.deepcopy(plain_state_dict(model))
     state = plain.state_dict()
     row = "sparse_arch.embedding_bag_collection.embedding_bags.t_row.weight"
 
@@ -340,6 +340,19 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path: P
     refused(r"expected \[14, 8\] of float32 at 'state.*got \[14\]", wrong)
     wrong[f"state.{row}.exp_avg_sq"] = torch.zeros(14, 8)
     refused("give steps=", wrong)
+    for step in ("x", -1, 0.5, torch.zeros(2)):
+        refused("whole number of updates at 'state.*step'", {**wrong, f"state.{row}.step": step})
+    infinite = torch.zeros(10, 8).index_fill(0, torch.tensor([9]), torch.inf)
+    table = row.replace("t_row", "t_table")  # after another one
+    finite = hb.errors.RowShapeError
+    refused("'t_table'.* finite numbers, got inf for id 9", {**state, table: infinite}, finite)
+    for slot in ("exp_avg", "exp_avg_sq"):
+        infinite_state = {f"state.{table}.exp_avg": torch.zeros(10, 8)}
+        infinite_state |= {f"state.{table}.exp_avg_sq": torch.zeros(10, 8)}
+        infinite_state |= {f"state.{table}.step": 3, f"state.{table}.{slot}": infinite}
+        refused("'t_table'.* got inf for id 9", {**state, **infinite_state}, finite)
+    with pytest.raises(hb.errors.ConfigError, match=r"load_plain_state\.steps: .*got -1"):
+        load_plain_state(model, state, optimizer, steps=-1)
     refused(
         r"a number in 'optimizer\.state\.0\.exp_avg'",
         {"model": state, "optimizer": {"state": {0: {"exp_avg": 1}}}},
@@ -353,13 +366,20 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path: P
         load_plain_state(plain, state)
 
 
-def test_a_torn_file_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp"])
+def test_a_torn_file_of_a_checkpoint_is_named_and_nothing_is_changed(
+    name: str, tmp_path: Path
+) -> None:
     model, optimizer, _ = converted(list(ROWS))
+    before = copy.deepcopy(plain_state_dict(model))
     torn = shutil.copytree(GOLDEN, tmp_path / "torn")
-    file = torn / "__0_0.distcp"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(hb.errors.FormatError, match=r"torn: the value .* cannot be read"):
-        load_plain_state(model, torn, optimizer)
+    content = (torn / name).read_bytes()
+    for size in (0, 100, len(content) - 1):
+        (torn / name).write_bytes(content[:size])
+        with pytest.raises(hb.errors.FormatError, match=r"torn: the value .* cannot be read"):
+            load_plain_state(model, torn, optimizer)
+        after = plain_state_dict(model)
+        assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 class Renamed(nn.Module):

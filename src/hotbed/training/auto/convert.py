@@ -99,15 +99,18 @@ def auto(
     _check_types(model, tables, times, unbounded)
     optimizers = _optimizers(model, optimizer)
     with unfused(model):
-        combined, report = _converted(
-            model, optimizers, tables or {}, times, unbounded, batch, plan
-        )
+        combined, report = _convert(model, optimizers, tables or {}, times, unbounded, batch, plan)
+    return model, _as_given(optimizer, combined), report
+
+
+def _as_given(optimizer: Optimizer | Sequence[Optimizer], combined: list[Optimizer]) -> Any:
+    """Return the new optimizers as the old ones were given: one alone, or a list."""
     if isinstance(optimizer, Optimizer) and len(combined) == 1:
-        return model, combined[0], report
-    return model, combined, report
+        return combined[0]
+    return combined
 
 
-def _converted(
+def _convert(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     options: Options,

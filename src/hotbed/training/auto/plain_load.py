@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hotbed import checks
 from hotbed.embedding.modules.state import DenseState
 from hotbed.embedding.rule import Adam
 from hotbed.embedding.table import Table
@@ -23,10 +24,11 @@ from hotbed.optim.torch_rules import saved_slots
 
 from .lookups import MovedLookup
 from .plain_values import PlainValues, SavedTensor, StateDictValues
-from .rows import fill
+from .rows import check_rows, fill
 
 SAMPLE = 1000
 """Rows of each table that are read back and compared."""
+_MOST_STEPS = 2**53  # above it, saved floats are no longer whole numbers one by one
 
 _BY_NUMBER = re.compile(r"(^|\.)state\.\d+\.\w+$")
 """A key of the state of torch's optimizers, which number their parameters."""
@@ -96,20 +98,40 @@ def load_plain_state(
 
     Raises:
         ConfigError: a weight or its optimizer state is missing, is there twice, or has another
-            shape or type. The message lists all of them, and nothing has changed.
+            shape or type. The message lists all of them.
         FormatError: a file is torn.
-        RowShapeError: a row holds a number that is not finite.
+        RowShapeError: a row holds a number that is not finite. All of these leave the model as it
+            was, because everything is read and checked before the first change.
 
     Example:
         >>> from hotbed.training.auto import load_plain_state
         >>> model, optimizer, report = hb.auto(model, optimizer)
         >>> load_plain_state(model, "checkpoints/1000", optimizer)
     """
+    if steps is not None:
+        checks.whole_number("load_plain_state.steps", steps, 0, _MOST_STEPS)
     values = _values_of(source)
     tables = _tables_of(model)
     dense = model.state_dict(destination=DenseState())
     saved = _Saved.of(values, _names(tables, dense))
     loads = [_RowLoad(name, lookup, saved, steps) for name, lookup in tables.items()]
+    _check_places(type(model).__name__, loads, dense, saved)
+    for load in loads:
+        load.check_values()
+    for name in dense:
+        saved.check_readable(name)
+    loaded = tuple(load.run() for load in loads)
+    with torch.no_grad():
+        for name, tensor in dense.items():
+            tensor.copy_(saved.value_of(name))
+    with_state = tuple(_load_dense_state(model, optimizer, saved))
+    return LoadedState(loaded, tuple(dense), with_state, saved.unused)
+
+
+def _check_places(
+    model: str, loads: Iterable[_RowLoad], dense: Mapping[str, Tensor], saved: _Saved
+) -> None:
+    """Raise ConfigError, with all reasons, unless each part of a model has its saved values."""
     problems = {}
     for load in loads:
         problem = "; ".join(load.problems())
@@ -122,15 +144,9 @@ def load_plain_state(
     if problems:
         lines = "".join(f"\n  {name}: {problem}" for name, problem in problems.items())
         raise ConfigError(
-            f"load_plain_state: these parts of {type(model).__name__} cannot be loaded, got:"
-            f"{lines}\nNothing was changed. Give what was saved of the same model."
+            f"load_plain_state: these parts of {model} cannot be loaded, got:{lines}\nNothing was "
+            "changed. Give what was saved of the same model."
         )
-    loaded = tuple(load.run() for load in loads)
-    with torch.no_grad():
-        for name, tensor in dense.items():
-            tensor.copy_(saved.value_of(name))
-    with_state = tuple(_load_dense_state(model, optimizer, saved))
-    return LoadedState(loaded, tuple(dense), with_state, saved.unused)
 
 
 def _values_of(source: Any) -> PlainValues:
@@ -246,6 +262,11 @@ class _Saved:
         tensor: Tensor = self.values.read(self.keys[name][0])
         return tensor.detach()
 
+    def check_readable(self, name: str) -> None:
+        """Raise FormatError if a value of a part is torn."""
+        for key in (*self.keys[name], *self.slots.get(name, {}).values()):
+            self.values.read(key)
+
 
 def _place(parts: Sequence[str], names: Mapping[str, str]) -> tuple[str, str]:
     """Return the part that a key belongs to, "" for none, and the slot; "" for its value."""
@@ -285,8 +306,20 @@ class _RowLoad:
             if problem:
                 yield problem
         needs_steps = isinstance(self._table.rule, Adam) and not missing
-        if needs_steps and "step" not in self._keys and self._steps is None:
+        if "step" in self._keys:
+            yield from self._step_problem()
+        elif needs_steps and self._steps is None:
             yield "expected the number of updates, got optimizer state without it: give steps="
+
+    def check_values(self) -> None:
+        """Read all numbers of the table; change nothing.
+
+        Raises:
+            FormatError: a file is torn.
+            RowShapeError: a number is not finite.
+        """
+        state = [self._read_slot(key) for key in self._saved_slots().values()]
+        check_rows(self._table, self._saved.value_of(self.name), state)
 
     def run(self) -> LoadedTable:
         """Load the table, and compare a sample of it.
@@ -295,7 +328,7 @@ class _RowLoad:
             FormatError: rows differ from what was read.
         """
         table = self._table
-        slots = {names[0]: key for names, key in self._slots().items() if key}
+        slots = self._saved_slots()
         state = [self._read_slot(key) for key in slots.values()]
         step = 0
         if slots:
@@ -320,6 +353,10 @@ class _RowLoad:
         for names in saved_slots(self._table.rule):
             keys[names] = next((self._keys[name] for name in names if name in self._keys), "")
         return keys
+
+    def _saved_slots(self) -> dict[str, str]:
+        """Return the key of each slot that was saved, by the name of the slot."""
+        return {names[0]: key for names, key in self._slots().items() if key}
 
     def _slot_problem(self, key: str) -> str:
         tensor = self._saved.values.tensors.get(key)
@@ -353,6 +390,15 @@ class _RowLoad:
     def _step(self) -> int:
         key = self._keys.get("step")
         return int(self._saved.values.read(key)) if key is not None else self._steps or 0
+
+    def _step_problem(self) -> Iterator[str]:
+        """Yield why the saved number of updates cannot be loaded."""
+        key = self._keys["step"]
+        value = self._saved.values.read(key)
+        number = value.item() if torch.is_tensor(value) and value.numel() == 1 else value
+        is_whole = isinstance(number, (int, float)) and float(number).is_integer()
+        if not is_whole or not 0 <= number <= _MOST_STEPS:
+            yield f"expected a whole number of updates at {key!r}, got {value!r:.80}"
 
 
 def _load_dense_state(model: nn.Module, optimizer: Any, saved: _Saved) -> Iterator[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.embedding.snapshot import flat_rows
 from hotbed.embedding.table import Table
 
 CHUNK = 2**16
@@ -37,6 +38,20 @@ def fill(
         ids = np.arange(len(weight))
     rates = [[1, table.rule.lr]] if step else []
     table.load_scalars({**table.scalars(), "step": step, "rates": rates})
+    for batch in _batches(table, weight, state, step, ids):
+        table.load([batch])
+
+
+def check_rows(table: Table, weight: Tensor, state: Sequence[Tensor]) -> None:
+    """Raise RowShapeError if `fill` would reject a row of a weight. Change nothing."""
+    for batch in _batches(table, weight, state, 0, np.arange(len(weight))):
+        flat_rows(batch, table.dim, table.state_width, f"table {table.name!r}")
+
+
+def _batches(
+    table: Table, weight: Tensor, state: Sequence[Tensor], step: int, ids: NDArray[np.int64]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a weight as the table loads them."""
     has_state = bool(state) and table.state_width > 0
     for start in range(0, len(weight), CHUNK):
         stop = min(start + CHUNK, len(weight))
@@ -47,7 +62,7 @@ def fill(
         if table.clock == "steps":
             times = np.full(stop - start, step, np.int64)
             columns["last_seen"] = pa.array(times)
-        table.load([pa.record_batch(columns)])
+        yield pa.record_batch(columns)
 
 
 def load_weight(table: Table, weight: Tensor) -> None:
