@@ -8,10 +8,11 @@ import json
 import logging
 import math
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.rollback import number_of_good, roll_back
 from hotbed.training.gate.command import call
 from hotbed.training.gate.counts import BINS, EventCounter, EventCounts
-from hotbed.training.gate.gatekeeper import Gatekeeper
+from hotbed.training.gate.gatekeeper import MOST_USUAL, Gatekeeper
 from hotbed.training.gate.held_back import HeldBackEvents, divided
 from hotbed.training.gate.rules import (
     RULES,
@@ -247,8 +248,9 @@ def test_held_state_is_published_by_force_alone_and_the_gate_goes_on_from_it(
     learn(states, rows, publish=publisher, max_steps=BEGIN // 64 + EVERY)
     held = open_checkpoint(states)
     assert held.manifest.held
-    with pytest.raises(PersistError, match="a gate held this state, got loss against"):
-        publisher.publish(held)
+    for forced in (None, " "):
+        with pytest.raises(PersistError, match="a gate held this state, got loss against"):
+            publisher.publish(held, forced=forced)
     version = publisher.publish(held, forced="the labels are right, Ann")
     assert version is not None
     facts = describe_checkpoint(tmp_path / "published")
@@ -319,6 +321,33 @@ def test_command_may_be_a_url(tmp_path: Path, caplog: Any) -> None:
     assert [message["held"] for message in received] == [1]
     call(["/no/such/program"], {})  # training does not depend on it
     assert "the command of the gate failed, got FileNotFoundError" in caplog.text
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=answer_badly, args=(other,))
+        thread.start()
+        call(f"http://127.0.0.1:{other.getsockname()[1]}", {})
+        thread.join()
+    assert "the command of the gate failed, got BadStatusLine" in caplog.text
+
+
+def answer_badly(other: socket.socket) -> None:
+    """Answer one request by something else than HTTP."""
+    connection, _ = other.accept()
+    with connection:
+        received = b""
+        while not received.endswith(b"{}"):
+            received += connection.recv(4096)
+        connection.sendall(b"+OK\r\n")
+
+
+def test_rules_are_judged_after_a_warm_up_of_more_versions_than_usual_values(
+    tmp_path: Path,
+) -> None:
+    gate = replace(GATE, warm_up=MOST_USUAL + 2, min_samples=100)
+    rows = events({"t": lambda t: t + 86_400})
+    first = BEGIN // 64 + 2
+    learned = learn(tmp_path, rows, gate=gate, every_steps=2, max_steps=first)
+    reasons = dict(learned.gatekeeper.log)[first]
+    assert any("advance of event time" in reason for reason in reasons)
 
 
 def test_gate_that_holds_nothing_back_changes_no_bit_of_the_model(tmp_path: Path) -> None:
@@ -530,8 +559,12 @@ def test_gate_is_a_value_of_a_job() -> None:
         {"held_back": 1},
         {"limits": {"los": 0.1}},
         {"limits": {"loss": -1}},
+        {"limits": {1: 0.1}},
+        {"limits": None},
         {"command": "notify team"},
         {"command": [1]},
+        {"command": []},
+        {"command": 5},
         {"hold_for": 0},
     ],
 )

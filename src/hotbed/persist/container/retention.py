@@ -83,11 +83,13 @@ def newest_good(store: CheckpointStore) -> int:
     Raises:
         ConfigError: there is none.
     """
-    good = _newest_good({folder: _link(store, folder) for folder in store.folders()})
+    folders = store.folders()
+    good = _newest_good({folder: _link(store, folder) for folder in folders})
     if good is None:
+        numbers = ", ".join(str(number_of(folder)) for folder in folders) or "none"
         raise ConfigError(
-            f"{store.place('')}: there is no state that no gate held, got "
-            f"{len(store.folders())} states. Give --state with the number of one of them."
+            f"{store.place('')}: each state is held by a gate or damaged, got states {numbers}. "
+            "Give the folder of a run, and --state with the number of one of its states."
         )
     return number_of(good.folder)
 

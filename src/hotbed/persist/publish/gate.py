@@ -78,11 +78,15 @@ class PublishGate:
         for name in ("sample", "min_samples", "warm_up", "probation", "hold_for"):
             where = f"PublishGate.{name}"
             checks.whole_number(where, getattr(self, name), 1, advice="Give a positive integer.")
-        for rule, limit in dict(self.limits).items():
+        if not isinstance(self.limits, Mapping):
+            raise ConfigError(
+                f"PublishGate.limits: must be a dict of limits by rule, got {self.limits!r:.80}. "
+                'Give one such as {"loss": 0.2}.'
+            )
+        for rule, limit in self.limits.items():
             if rule not in LIMITS:
-                raise ConfigError(
-                    f"PublishGate.limits: unknown rule, got {rule!r}. {did_you_mean(rule, LIMITS)}"
-                )
+                advice = did_you_mean(str(rule), LIMITS)
+                raise ConfigError(f"PublishGate.limits: unknown rule, got {rule!r}. {advice}")
             where = f"PublishGate.limits[{rule!r}]"
             checks.at_least(where, limit, 0, "Give a number such as 0.1, or None for no limit.")
         self._check_command()
@@ -100,10 +104,11 @@ class PublishGate:
                 f"PublishGate.command: must be a URL or a list, got {command!r:.80}. Give a "
                 'program as a list, such as ["notify", "team"].'
             )
-        if not isinstance(command, str) and not all(
-            isinstance(part, str) for part in command or ()
-        ):
+        if command is None or isinstance(command, str):
+            return
+        is_program = isinstance(command, tuple) and len(command) > 0
+        if not is_program or not all(isinstance(part, str) for part in command):
             raise ConfigError(
                 f"PublishGate.command: must be a program with its arguments, got {command!r:.80}. "
-                "Give a list of strings."
+                "Give a list of strings, the program first."
             )

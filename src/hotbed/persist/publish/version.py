@@ -176,7 +176,7 @@ def opened(saved: Saved | Reader, forced: str | None = None) -> Reader:
         raise PersistError(
             f"{saved.folder}: expected a state, got published values. Give a state of the run."
         )
-    if saved.manifest.held and not forced:
+    if saved.manifest.held and not (forced or "").strip():
         reasons = "; ".join(entry.reason for entry in saved.manifest.held)
         raise PersistError(
             f"{saved.folder}: a gate held this state, got {reasons}. Publish an earlier state, or "

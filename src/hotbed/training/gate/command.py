@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import subprocess
@@ -30,5 +31,5 @@ def call(command: str | Sequence[str], message: Mapping[str, Any]) -> None:
                 pass
         else:
             subprocess.run(list(command), input=text, timeout=SECONDS, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
         log.error("the command of the gate failed, got %s: %s", type(error).__name__, error)

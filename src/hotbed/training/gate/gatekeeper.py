@@ -29,7 +29,7 @@ from hotbed.training.step.scorer import Scores, scorer_of, scores_of_training
 
 log = logging.getLogger("hotbed")
 MOST_USUAL = 16
-"""Usual values of a number that are kept."""
+"""Usual values of a number that are kept; `PublishGate.warm_up` of them if that is more."""
 
 MOST_LOGGED = 100
 """Held versions whose reasons are kept for the report."""
@@ -317,7 +317,7 @@ class Gatekeeper:
                 for what, value in values.items():
                     usual = self._usual.setdefault(name, {}).setdefault(what, [])
                     usual.append(value)
-                    del usual[:-MOST_USUAL]
+                    del usual[: -max(MOST_USUAL, self.gate.warm_up)]
         self._events.trust(scores, self._num_saves)
         self._served_norms = dict(facts.norms)
         run = self._run
