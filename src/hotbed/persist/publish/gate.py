@@ -96,9 +96,9 @@ class PublishGate:
         return self.limits[rule] if rule in self.limits else LIMITS[rule]
 
     def _check_command(self) -> None:
+        if isinstance(self.command, list):
+            object.__setattr__(self, "command", tuple(self.command))
         command = self.command
-        if isinstance(command, list):
-            object.__setattr__(self, "command", tuple(command))
         if isinstance(command, str) and not command.startswith(("http://", "https://")):
             raise ConfigError(
                 f"PublishGate.command: must be a URL or a list, got {command!r:.80}. Give a "
