@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import gc
 import importlib.util
+import itertools
 import logging
 import os
 import pickle
@@ -26,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -240,6 +242,43 @@ def cpu_seconds_of_forks() -> float:
     return SERVER.cpu_seconds + COMMANDS.cpu_seconds
 
 
+def kill_at(passage: int, *names: str) -> None:
+    """Kill this process at a passage of functions of `os`: before an even one, after an odd one.
+
+    0: it is not killed.
+    """
+    passages = itertools.count(1)
+
+    def counted(original: Any) -> Any:
+        def call(*arguments: Any, **settings: Any) -> None:
+            is_last = next(passages) == passage
+            if is_last and passage % 2 == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            original(*arguments, **settings)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    for name in names:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def ending_signal(task: Callable[[], object]) -> int:
+    """Run a task in a fork, and return the signal that ended it; 0 for none."""
+    child = os.fork()
+    if not child:
+        try:
+            task()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
 def ranks_of(
     task: Callable[..., Any], ranks: int, *arguments: Any, host_ranks: int = 1
 ) -> list[Any]:
@@ -308,8 +347,6 @@ def _end(task: Callable[..., Any], arguments: tuple[Any, ...], result: IO[bytes]
         result.flush()
         status = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import random
 import signal
-import traceback
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import served_streams
-from forked import SERVER
+from forked import SERVER, ending_signal, kill_at
 from served_streams import STREAMS, WITHIN, ServedStream, write, write_parts
 from typer.testing import CliRunner
 
@@ -340,41 +337,14 @@ MINUTES = {"seconds": 300.0, "segments": ()}
 def life(folder: str, num_windows: int | None, passage: int) -> int:
     """Measure a followed log in a fork; return the signal that ended it, 0 for none.
 
-    It is killed at a passage of what makes files durable: before it for an even number, and after
-    it for an odd one. 0: it is not killed.
+    It is killed at a passage of what makes files durable; 0: it is not.
     """
-    child = os.fork()
-    if not child:
-        try:
-            if passage:
-                kill_at(passage)
-            follow(Path(folder), num_windows, every_seconds=0.0, **MINUTES)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
+    def measure() -> None:
+        kill_at(passage, "fsync", "replace", "rename")
+        follow(Path(folder), num_windows, every_seconds=0.0, **MINUTES)
 
-def kill_at(passage: int) -> None:
-    """Kill this process at a passage of `os.fsync`, `os.replace` or `os.rename`."""
-    passages = itertools.count(1)
-
-    def counted_call(original: Any) -> Any:
-        def call(*arguments: Any, **settings: Any) -> None:
-            is_last = next(passages) == passage
-            if is_last and passage % 2 == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(*arguments, **settings)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return call
-
-    for name in ("fsync", "replace", "rename"):
-        setattr(os, name, counted_call(getattr(os, name)))
+    return ending_signal(measure)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.soak)])

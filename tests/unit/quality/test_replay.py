@@ -7,11 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import os
 import signal
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from forked import SERVER
+from forked import SERVER, ending_signal, kill_at
 from typer.testing import CliRunner
 
 pytest.importorskip("torch", reason="torch absent")
@@ -119,40 +116,18 @@ def test_a_score_depends_on_outcomes_known_before(tmp_path: Path) -> None:
 
 
 def life(folder: str, output: str, every: int, passage: int) -> int:
-    """Replay in a fork that is killed before a passage of `os.fsync`; 0: it is not.
+    """Replay in a fork that is killed at a passage of `os.fsync`, in any thread; 0: it is not.
 
     `every`: steps between two states.
     """
-    child = os.fork()
-    if not child:
-        try:
-            if passage:
-                kill_at(passage)
-            replaying = replay(Path(folder), ("crossed",), Path(output))
-            often = dataclasses.replace(
-                replaying.job, checkpoint={"every_steps": every, "wait": True}
-            )
-            dataclasses.replace(replaying, job=often).replay()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
+    def replay_often() -> None:
+        kill_at(passage, "fsync")
+        replaying = replay(Path(folder), ("crossed",), Path(output))
+        often = dataclasses.replace(replaying.job, checkpoint={"every_steps": every, "wait": True})
+        dataclasses.replace(replaying, job=often).replay()
 
-def kill_at(passage: int) -> None:
-    """Kill this process before a passage of `os.fsync`, in whatever thread."""
-    original = os.fsync
-    passages = itertools.count(1)
-
-    def fsync(handle: int) -> None:
-        if next(passages) == passage:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(handle)
-
-    os.fsync = fsync
+    return ending_signal(replay_often)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from forked import SERVER
+from forked import SERVER, kill_at
 
 import hotbed as hb
 from hotbed.errors import HotbedError, ServingError
@@ -158,24 +158,9 @@ def test_every_answer_is_in_the_log_or_counted_there(
 def consume(log: Path, outcomes: Path, sink: Path, passage: int) -> None:
     """Join a log with outcomes into files, each with the position after it, from the last one on.
 
-    The process is killed at a passage of `os.fsync` or `os.replace`: before it for an even number,
-    after it for an odd one. 0: it is not killed.
+    The process is killed at a passage of `os.fsync` or `os.replace`; 0: it is not.
     """
-    passages = itertools.count(1)
-
-    def dying(original: Any) -> Any:
-        def call(*arguments: Any, **settings: Any) -> None:
-            is_last = next(passages) == passage
-            if is_last and passage % 2 == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(*arguments, **settings)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return call
-
-    for name in ("fsync", "replace"):
-        setattr(os, name, dying(getattr(os, name)))
+    kill_at(passage, "fsync", "replace")
     done = sorted(sink.glob("*.json"))
     position = None
     if done:
