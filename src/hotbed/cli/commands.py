@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,6 @@ from hotbed.cli.launch import launch
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.logs import log_lines
 from hotbed.memory_limit import warning_of_memory
-
-if TYPE_CHECKING:
-    pass
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
