@@ -22,7 +22,7 @@ from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.request_log import RequestLog, topic_of
 from hotbed.connectors.source import Source
 from hotbed.connectors.status import ended
-from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.errors import ConfigError, DataError, FormatError, SchemaError
 from hotbed.files import Where, local_path, new_file, writing
 from hotbed.job import run
 from hotbed.job.events import Report, ignore
@@ -123,7 +123,9 @@ class JobReplay:
             SchemaError: the log lacks a column of the job.
             DataError: the log has no outcomes, or is not in the order of time.
             ConfigError: the output holds the replay of another job.
-            PersistError: another process replays into this folder, or the disk refuses.
+            FormatError: the settings of the job in the output are torn.
+            PersistError: another process replays into this folder, the disk refuses, or the output
+                lacks scores.
         """
         rows = LoggedRows.read(self.measure, self.place)
         scores: dict[str, NDArray[np.float32]] = {}
@@ -319,7 +321,13 @@ class _ReplayedJob:
         plain = json.loads(json.dumps(plain))
         file = self._output / _JOB
         if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                before = dict(json.loads(file.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise FormatError(
+                    f"{file}: expected the settings of a replayed job, got {error}. Remove the "
+                    "folder, and replay again."
+                ) from error
             changed = sorted(
                 key for key in {**before, **plain} if before.get(key) != plain.get(key)
             )

@@ -89,8 +89,19 @@ class ScoreWhenShown:
             self._position = Position.from_json(state["position"])
 
     def scores(self) -> NDArray[np.float32]:
-        """Return the scores of all rows."""
-        return np.fromfile(self._file, _SCORE)
+        """Return the scores of all rows; raise PersistError where the file lacks some."""
+        content = self._file.read_bytes() if self._file.exists() else b""
+        num_scores = len(content) // _SCORE.itemsize
+        scores = np.frombuffer(content, _SCORE, num_scores).copy()
+        if len(scores) != len(self._shown):
+            raise self._lack(len(self._shown), len(scores))
+        return scores
+
+    def _lack(self, num_rows: int, num_scores: int) -> PersistError:
+        return PersistError(
+            f"{self._file}: it needs the scores of {num_rows} rows, got {num_scores}. Remove the "
+            "folder, and replay again."
+        )
 
     def _score(self, run: Run, end: int) -> None:
         """Score batches until one begins at row `end` or behind it."""
@@ -101,10 +112,7 @@ class ScoreWhenShown:
         with writing(self._file), open(self._file, "ab") as file:
             begin = self.num_scored * _SCORE.itemsize
             if file.tell() < begin:
-                raise PersistError(
-                    f"{self._file}: it needs the {self.num_scored} scores of the rows before, got "
-                    f"{file.tell() // _SCORE.itemsize}. Remove the folder, and replay again."
-                )
+                raise self._lack(self.num_scored, file.tell() // _SCORE.itemsize)
             file.truncate(begin)
             while self.num_scored < end:
                 batch = next(self._batches)

@@ -27,13 +27,14 @@ from simulated_world import EXAMINATION, World, job, replay, scores_of, write_wo
 
 import hotbed as hb
 from hotbed.cli.commands import app
-from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.errors import ConfigError, DataError, FormatError, PersistError, SchemaError
 from hotbed.job.states import has_state
 from hotbed.metrics.clustered import Clustered
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.quality.click_model import ClickModel, ShownLists, places_by
 from hotbed.quality.prediction import predict
 from hotbed.quality.replay import LoggedRows, Replayed
+from hotbed.quality.scoring import ScoreWhenShown
 
 WORLD = World.drawn(3)
 
@@ -151,6 +152,23 @@ def test_kills_change_nothing(
     assert SERVER.call(life, str(folder), str(output), every, 0) == 0
     for name in ("replay/scores.f32", "prediction.parquet"):
         assert (output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_torn_files_of_a_replay_are_named(
+    served: tuple[Path, pl.DataFrame], tmp_path: Path
+) -> None:
+    (tmp_path / "replay").mkdir()
+    for content in ("", "[1]"):
+        (tmp_path / "replay" / "replay.json").write_text(content)
+        with pytest.raises(FormatError, match=r"replay\.json: expected the settings"):
+            replayed(served[0], ("item",), tmp_path)
+    file = tmp_path / "scores.f32"
+    scoring = ScoreWhenShown(job("item", tmp_path), np.arange(3), 0, "label", file)
+    for num_bytes, num_scores in ((None, 0), (11, 2)):
+        if num_bytes is not None:
+            file.write_bytes(bytes(num_bytes))
+        with pytest.raises(PersistError, match=rf"scores\.f32: .* of 3 rows, got {num_scores}"):
+            scoring.scores()
 
 
 def lists_of(rows: pl.DataFrame, groups: int) -> ShownLists:
