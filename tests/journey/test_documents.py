@@ -55,8 +55,10 @@ STANDS_IN: dict[str, dict[str, str]] = {
     "training.md": TOPIC | {"epochs=10": "epochs=1"},
     "persist.md": {
         "s3://bucket": "memory://documents",
+        "cuda": "cpu",
         'hb.Follower("published/clicks")': "published",
     },
+    "devices.md": {"cuda": "cpu"},
     "tiers.md": {"/fast/disk": "."},
     "measure.md": {"/log/ranker": "log", "clicks/*": "outcomes/*", '["country"]': '["segment"]'},
     "replay.md": {"/log/ranker": "log", "clicks/*": "outcomes/*"},

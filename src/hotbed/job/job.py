@@ -51,6 +51,8 @@ class Fit:
             Small networks are fastest with 1.
         amp_level: as in `RecModel`.
         compile: mode of torch.compile for the training step; None = it is not compiled.
+        device: where the dense part computes, such as "cuda" or "cuda:1", as in `RecModel`; None =
+            the CPU. Rows of tables stay where they are.
         flush_seconds: of an endless `stream`, as in `Dataset`.
         max_ahead_seconds: as in `Dataset`.
     """
@@ -65,6 +67,7 @@ class Fit:
     compile: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     ) = None
+    device: str | None = None
     flush_seconds: float | None = None
     max_ahead_seconds: float | None = None
 
@@ -326,8 +329,12 @@ class Job:
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.optim.precision import Compile
         from hotbed.parallel.world import trains_together, world_size
+        from hotbed.training.devices import find_device
         from hotbed.training.model import RecModel, set_seed
 
+        device = None
+        if self.fit.device is not None:
+            device = find_device("job.fit.device", self.fit.device)
         grains = self.num_grains(world_size() if trains_together() else 1)
         torch_threads = self.fit.torch_threads
         if torch_threads is None and grains > 1:
@@ -348,6 +355,7 @@ class Job:
             amp_level=self.fit.amp_level,
             compile=None if self.fit.compile is None else Compile(self.fit.compile),
             grains=grains,
+            device=device,
         )
 
     def num_grains(self, ranks: int) -> int:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed precision and compilation: the meaning of `amp_level` and `compile` of a `RecModel`.
 
-| amp_level | CPU                                          | CUDA                                 |
+| amp_level | CPU                                          | other devices                        |
 |-----------|----------------------------------------------|--------------------------------------|
 | O0        | float32                                      | float32                              |
-| O1, O2    | bfloat16 autocast; norms, loss, rows float32 | float16 autocast, dynamic loss scale |
+| O1, O2    | bfloat16 autocast; norms, loss, rows float32 | autocast in the type that torch      |
+|           |                                              | chooses for the device; float16,     |
+|           |                                              | which CUDA has, with dynamic loss    |
+|           |                                              | scale                                |
 | O3        | dense parameters and arithmetic in bfloat16  | the same; no loss scaling            |
 | auto      | O0, with one log line                        | O2                                   |
 
@@ -27,6 +30,7 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.config import did_you_mean
+from hotbed.errors import ConfigError
 
 log = logging.getLogger("hotbed")
 
@@ -76,15 +80,19 @@ def _cast_inputs(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ..
 
 
 def precision(level: str, device: torch.device) -> AmpPrecision:
-    """Return the precision of an `amp_level` on a device; raise ConfigError for an unknown level.
+    """Return the precision of an `amp_level` on a device.
+
+    Raises:
+        ConfigError: the level is unknown, or torch has no autocast for the device.
 
     >>> precision("O2", torch.device("cpu"))
     AmpPrecision(compute=torch.bfloat16, scaled=False, convert=False)
     """
     checks.one_of("amp_level", level, AMP_LEVELS, did_you_mean(str(level), AMP_LEVELS))
     if level == "auto":
-        level = "O2" if device.type == "cuda" else "O0"
-        if level == "O0":
+        level = "O2"
+        if device.type == "cpu":
+            level = "O0"
             log.info(
                 "amp_level='auto' on %s: O0, float32 throughout; amp_level='O2' asks for bfloat16",
                 device.type,
@@ -93,9 +101,13 @@ def precision(level: str, device: torch.device) -> AmpPrecision:
         return AmpPrecision()
     if level == "O3":
         return AmpPrecision(torch.bfloat16, convert=True)
-    if device.type == "cuda":
-        return AmpPrecision(torch.float16, scaled=True)
-    return AmpPrecision(torch.bfloat16)
+    if not torch.amp.is_autocast_available(device.type):
+        raise ConfigError(
+            f"amp_level: torch has no mixed precision for devices of type {device.type!r}, got "
+            f"{level!r}. Give 'O0', or 'O3' for bfloat16 throughout."
+        )
+    compute = torch.get_autocast_dtype(device.type)
+    return AmpPrecision(compute, scaled=compute is torch.float16)
 
 
 @dataclass(frozen=True)

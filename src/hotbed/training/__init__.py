@@ -4,6 +4,7 @@
 arguments.py      the checks of RecModel's arguments
 columns.py        many small dicts as a few arrays, for the state of a checkpoint
 described.py      the words for a model
+devices.py        the devices of this machine by name, and a network's way to one of them
 last_step.py      LastStep: the gradients of a training step that was taken
 learned_types.py  the types of raw columns that a model learned from
 feed.py           the items that a pass reads: of a stream, from the first rank

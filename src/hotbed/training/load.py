@@ -23,6 +23,7 @@ from hotbed.persist.container.check.manifest import NOT_BUILT
 from hotbed.persist.container.format import Reader, open_checkpoint, read_newest
 from hotbed.persist.state.restoring import check_one_state
 from hotbed.training.described import rebuilt_arguments
+from hotbed.training.devices import find_device
 from hotbed.training.model import RecModel
 
 _SPARE_NUMBERS = 1 << 20
@@ -35,6 +36,7 @@ def load(
     *,
     tier: Tier | Mapping[str, Tier] | None = None,
     allow: Sequence[str] = (),
+    device: str | torch.device | None = None,
 ) -> RecModel:
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
@@ -49,28 +51,38 @@ def load(
         tier: where the rows of all tables lie here, such as `hb.Ram()`, or those of some tables by
             name, such as `{"user": hb.Ram()}`; default: as saved.
         allow: as in `RecModel.restore`; `["classes.*"]` for a class whose source has changed.
+        device: where the dense part computes here, as in `RecModel`. A state does not say where it
+            was trained: None is the CPU, or where `network` is.
 
     Raises:
+        ConfigError: there is no such device, or Hotbed cannot rebuild the network.
         FormatError: a file is missing, torn or changed; the message names it, and the rank where
             that is so on some of several alone.
 
     Example: `hb.load("model").predict(dataset)`.
     """
+    if device is not None:
+        device = find_device("load: device", device)
+
+    def loaded(reader: Reader) -> RecModel:
+        return _described_model(reader, network, tier, device).restore(reader, allow)
+
     if isinstance(path, Reader):
-        return _loaded(path, network, tier, allow)
+        return loaded(path)
     if not trains_together():
-        return read_newest(path, lambda reader: _loaded(reader, network, tier, allow))
+        return read_newest(path, loaded)
     with together():  # before ranks wait for each other in RecModel
         reader = open_checkpoint(path)
-    return _loaded(reader, network, tier, allow)
+    return loaded(reader)
 
 
-def _loaded(
+def _described_model(
     reader: Reader,
     network: nn.Module | None,
     tier: Tier | Mapping[str, Tier] | None,
-    allow: Sequence[str],
+    device: str | torch.device | None,
 ) -> RecModel:
+    """Return the model that a state describes, before it has the values of the state."""
     if trains_together():
         check_one_state(reader, Ranks.of_job().gather_objects(reader.manifest.digest))
     manifest = reader.manifest
@@ -103,7 +115,7 @@ def _loaded(
             with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
                 _check_size(reader, build(spec, nn.Module, "network", parts))
             network = build(spec, nn.Module, "network", parts)
-        model = RecModel(network, **rebuilt_arguments(described))
+        model = RecModel(network, **rebuilt_arguments(described), device=device)
     except NOT_BUILT as error:
         if is_given and isinstance(error, HotbedError):  # the network is the caller's
             raise
@@ -113,7 +125,7 @@ def _loaded(
             "machine lacks the disk of its tables, or restore the checkpoint from a copy."
         ) from error
     model.schema = schema or model.schema
-    return model.restore(reader, allow)
+    return model
 
 
 def _tiers(

@@ -55,6 +55,7 @@ from hotbed.training.described import (
     headline_of,
     summary_of,
 )
+from hotbed.training.devices import find_device, move
 from hotbed.training.learned_types import check_validation, typed
 from hotbed.training.loop import (
     check_batches,
@@ -107,9 +108,12 @@ class RecModel:
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
         whole_tables: names of tables that lie on one rank each, where there are several; the rows
             of others are spread over all ranks. No bit depends on it; see docs/ranks.md.
+        device: where the dense part computes, such as "cuda" or "cuda:1"; the network, the loss and
+            `eval_network` are moved there. Rows of tables stay where they are. None: where the
+            network is. See docs/devices.md.
 
     Raises:
-        ConfigError: (a ValueError) arguments cannot work together.
+        ConfigError: (a ValueError) arguments cannot work together, or there is no such device.
 
     Example:
         >>> model = hb.RecModel(network, "bce", "adam", metrics={"auc"})
@@ -132,12 +136,16 @@ class RecModel:
         compile: Compile | None = None,
         grains: int = 1,
         whole_tables: Sequence[str] = (),
+        device: str | torch.device | None = None,
     ) -> None:
         connect_ranks(grains)
         check_network(network)
         checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
         check_evaluation(eval_network)
         check_compile(compile)
+        if device is not None:
+            losses = loss_fn.values() if isinstance(loss_fn, Mapping) else [loss_fn]
+            move(find_device("device", device), [network, eval_network, *losses], optimizer)
         self.network = network
         self.eval_network = eval_network
         self.tables = tables_of(network)
@@ -351,6 +359,11 @@ class RecModel:
     def grains(self) -> int:
         """Runs of samples that each batch is computed in."""
         return self.learner.grains
+
+    @property
+    def device(self) -> torch.device:
+        """Where the dense part computes."""
+        return self.learner.device
 
     @property
     def dense_learning_rate(self) -> float | None:

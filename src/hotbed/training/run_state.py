@@ -125,6 +125,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),
+        "machine.device": run.learner.device.type,
         **machine(torch_threads),
     }
 

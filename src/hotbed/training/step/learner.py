@@ -393,8 +393,8 @@ def check_not_moved(learner: StepLearner | SelfUpdating) -> None:
     if device != learner.device:
         raise ConfigError(
             f"RecModel: the network was moved after the model was made of it, got a network on "
-            f"{device} for a model on {learner.device}. Move it first: "
-            f"RecModel(network.to({str(device)!r}), ...)."
+            f"{device} for a model on {learner.device}. Let RecModel move it: "
+            f"RecModel(network, ..., device={str(device)!r})."
         )
 
 

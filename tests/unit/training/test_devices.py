@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense part on a device: named, moved to, saved from, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import devices
+import torch
+from devices import Schedule
+from forked import SERVER, LogLines
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.job.job import Fit, Job
+
+DRAW = np.random.default_rng(0)
+ROWS = {
+    "item": DRAW.integers(0, 40, 192),
+    "price": DRAW.normal(size=192).astype(np.float32),
+    "click": (DRAW.random(192) < 0.3).astype(np.float32),
+}
+SCHEMA = hb.Schema([hb.Label("click"), hb.Id("item"), hb.Dense("price")])
+
+
+def data() -> hb.Dataset:
+    return hb.Dataset(hb.sources.Memory(ROWS), SCHEMA, batch_size=32)
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    tables = hb.make_tables(SCHEMA, dim=4)
+    return hb.models.DNN(SCHEMA, tables, hidden=[8])
+
+
+def model(device: str | None = None, **arguments: Any) -> hb.RecModel:
+    """Return a model that has not learned; its optimizer has one kernel on all devices."""
+    arguments = {"optimizer": "rmsprop", **arguments}
+    return hb.RecModel(network(), "bce", metrics={"auc"}, device=device, **arguments)
+
+
+def bits_of(trained: hb.RecModel) -> Any:
+    """Return the dense weights of a model, the content of its tables, and its scores."""
+    weights = hb.dense_parameters(trained.network)
+    digest = hb.checkpoints.content_digest(trained.tables)
+    return [weight.tolist() for weight in weights], digest, trained.predict(data()).tolist()
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        call()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "cpu:1", "meta", "gpu"])
+def test_device_that_is_absent_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    expected = f"device: this machine has no such device, got '{name}'. Leave it out"
+    assert refusal(lambda: model(name)).startswith(expected)
+    model().save(tmp_path)
+    assert refusal(lambda: hb.load(tmp_path, device=name)).startswith(f"load: {expected}")
+    job = Job(SCHEMA, "dnn", hb.sources.Memory(ROWS), fit=Fit(device=name))
+    assert refusal(lambda: job.rec_model(SCHEMA)).startswith(f"job.fit.{expected}")
+
+
+def on_both(folder: str) -> Any:
+    """Return what models have that began, resumed or were loaded on a device or on the CPU."""
+    devices.install().reset(Schedule("lazy"))
+    lines = LogLines()
+    logging.getLogger("hotbed.persist").addHandler(lines)
+    fits: dict[str, Any] = {}
+    for name, then in {"cpu": "cpu", "fake": "fake", "to fake": "fake", "to cpu": "cpu"}.items():
+        first = {"to fake": "cpu", "to cpu": "fake"}.get(name, name)
+        for device, steps in ((first, 4), (then, 12)):
+            trained = model(device)
+            checkpoint = hb.callbacks.Checkpoint(f"{folder}/{name}", every_steps=4)
+            trained.fit(data(), None, 2, [checkpoint], progress=False, max_steps=steps)
+        fits[name] = (str(trained.device), *bits_of(trained))
+    loaded = []
+    for device in (None, "fake:0"):
+        there = hb.load(f"{folder}/fake", device=device)
+        loaded.append((str(there.device), *bits_of(there)))
+    return fits, loaded, lines.lines
+
+
+def test_states_are_saved_on_a_device_and_resumed_on_the_cpu_and_back(tmp_path: Path) -> None:
+    fits, loaded, lines = SERVER.call(on_both, str(tmp_path))
+    devices_of = {name: fit[0] for name, fit in fits.items()}
+    assert devices_of == {"cpu": "cpu", "fake": "fake:0", "to fake": "fake:0", "to cpu": "cpu"}
+    assert len({str(fit[1:]) for fit in fits.values()}) == 1
+    assert [of_load[0] for of_load in loaded] == ["cpu", "fake:0"]
+    assert {str(of_load[1:]) for of_load in loaded} == {str(fits["cpu"][1:])}
+    changes = [line.partition(": ")[2] for line in lines if "machine.device" in line]
+    assert [change.partition(";")[0] for change in changes] == [
+        "machine.device was 'cpu', resumed with 'fake'",
+        "machine.device was 'fake', resumed with 'cpu'",
+    ]
+
+
+def moved_and_refused() -> Any:
+    """Return where the parts of a model lie that RecModel moved, and what it refuses to move."""
+    devices.install()
+    before = network()
+    evaluation = torch.nn.Linear(1, 1)
+    moved = hb.RecModel(
+        before,
+        torch.nn.BCEWithLogitsLoss(pos_weight=torch.ones(())),
+        torch.optim.SGD(hb.dense_parameters(before), lr=0.1),
+        eval_network=evaluation,
+        device="fake",
+    )
+    parts = (*hb.dense_parameters(moved.network), *evaluation.parameters())
+    places = {str(part.device) for part in parts}
+    loss = moved.fit(data(), progress=False).epochs[0]["loss"]
+    rows = {str(rows.device) for rows in moved.learner.network_pass.row_parameters}
+    unmoved = network()
+    adagrad = torch.optim.Adagrad(hb.dense_parameters(unmoved), lr=0.1)
+    refusals = [
+        refusal(lambda: hb.RecModel(unmoved, "bce", adagrad, device="fake")),
+        refusal(lambda: model("fake:3")),
+    ]
+    return places, rows, loss, refusals
+
+
+def test_network_loss_and_evaluation_are_moved_and_a_stale_optimizer_is_refused() -> None:
+    places, rows, loss, (stale, absent) = SERVER.call(moved_and_refused)
+    assert (places, rows) == ({"fake:0"}, {"cpu"})
+    assert 0 < loss < 1
+    assert "does not follow a network to fake, got Adagrad" in stale
+    assert absent.endswith("Give one of ['cpu', 'fake:0'].")
