@@ -228,6 +228,39 @@ def many_labels() -> Found:
     return trained(network, dataset(TWO_LABELS), loss=loss, whole_tables=["item"])
 
 
+class SideBySide(nn.Module):
+    """A model of each further kind over tables of its own; the mean of their logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = {"hidden": (8,), "dropout": 0.2}
+        kinds: dict[str, dict[str, Any]] = {
+            "AutoInt": {"width": 8, **shape},
+            "FinalMLP": {"context": ["user"], **shape},
+            "MaskNet": {"block_width": 4, **shape},
+            "QNN": {"batch_norm": True, "dropout": 0.2},
+            "RankMixer": {"part_width": 2},
+        }
+        self.networks = nn.ModuleList()
+        for kind, settings in kinds.items():
+            columns = [
+                replace(column, table=f"{kind}.{column.name}")
+                if isinstance(column, hb.Id)
+                else column
+                for column in ONE_LABEL.columns
+            ]
+            schema = hb.Schema(columns)
+            self.networks.append(getattr(hb.models, kind)(schema, tables(schema), **settings))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        return torch.stack([network(batch) for network in self.networks]).mean(0)
+
+
+@quick
+def one_label_models() -> Found:
+    return trained(SideBySide(), dataset(ONE_LABEL))
+
+
 @quick
 def sequences() -> Found:
     network = hb.models.DIN(

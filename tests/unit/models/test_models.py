@@ -49,6 +49,14 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "DCNv2 cross only": ("DCNv2", {"hidden": (), "structure": "stacked"}),
     "DLRM": ("DLRM", {**SMALL, "bottom": (8,)}),
     "DLRM cat": ("DLRM", {**SMALL, "interaction": "cat", "bottom": ()}),
+    "AutoInt": ("AutoInt", {"width": 8}),
+    "AutoInt with a perceptron": ("AutoInt", {**SMALL, "width": 8, "num_layers": 1}),
+    "FinalMLP": ("FinalMLP", {**SMALL, "num_heads": 2, "context": ["user", "vector"]}),
+    "FinalMLP without gates": ("FinalMLP", {**SMALL, "gate_hidden": None}),
+    "MaskNet": ("MaskNet", {**SMALL, "block_width": 8, "num_blocks": 2}),
+    "MaskNet serial": ("MaskNet", {**SMALL, "structure": "serial"}),
+    "QNN": ("QNN", {"batch_norm": True, "dropout": 0.1}),
+    "RankMixer": ("RankMixer", {"part_width": 2}),
     "MMoE": ("MMoE", {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
 }
 
@@ -185,14 +193,14 @@ def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if name not in ("FM", "DeepFM", "DLRM", "DLRM cat", "MMoE")]
+    "name", ["LR", "DNN", "WideDeep", "DCN", "DCNv2", "FinalMLP without gates", "QNN", "RankMixer"]
 )
 def test_schemas_with_only_ids_or_only_dense_columns_work(name: str) -> None:
     for schema in (IDS_ONLY, DENSE_ONLY):
         assert make(name, schema)(batch(3)).shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["FM", "DeepFM", "DLRM", "DLRM cat"])
+@pytest.mark.parametrize("name", ["FM", "DeepFM", "DLRM", "DLRM cat", "AutoInt", "MaskNet"])
 def test_models_that_multiply_fields_need_no_dense_columns(name: str) -> None:
     assert make(name, IDS_ONLY)(batch(3)).shape == (3,)
 
@@ -293,6 +301,17 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
             r"tasks: .*got \['income'\]",
         ),
         (lambda: hb.models.MMoE(SCHEMA, tables, num_experts=0), "num_experts"),
+        (
+            lambda: hb.models.FinalMLP(SCHEMA, tables, context=["shop"]),
+            r"context: not a feature of this model, got \['shop'\]. Use some of user, item",
+        ),
+        (lambda: hb.models.FinalMLP(SCHEMA, tables, num_heads=3), "num_heads: must divide both"),
+        (lambda: hb.models.AutoInt(SCHEMA, tables, width=5), "num_heads: must divide the width"),
+        (lambda: hb.models.MaskNet(SCHEMA, tables, structure="stacked"), "structure: unknown"),  # type: ignore[arg-type]
+        (
+            lambda: hb.models.RankMixer(SCHEMA, tables, groups=[["user"], ["item", "user"]]),
+            "groups: each feature must be in one group",
+        ),
         (
             lambda: hb.models.FM(SCHEMA, mixed),
             r"FM: all fields must have the same dim, got dims \[4, 6\]",

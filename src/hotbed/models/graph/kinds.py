@@ -61,6 +61,18 @@ def _widths(key: str) -> Callable[..., dict[str, Any]]:
     return lambda *shapes: {key: [shape[-1] for shape in shapes]}
 
 
+def _mask_block(x: Shape, v: Shape) -> dict[str, Any]:
+    return {"in_features": x[-1], "mask_features": v[-1]}
+
+
+def _feature_gate(x: Shape, context: Shape = (0,)) -> dict[str, Any]:
+    return {"in_features": x[-1], "context_features": context[-1]}
+
+
+def _tokens(tokens: Shape) -> dict[str, Any]:
+    return {"num_tokens": tokens[1], "width": tokens[2]}
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of layer.
@@ -101,6 +113,14 @@ LAYERS: Mapping[str, Kind] = {
     "dot_interaction": Kind(layers.DotInteraction, lambda *shapes: {"num_fields": shapes[-1][1]}),
     "fm_interaction": Kind(layers.FMInteraction),
     "fm_order2": Kind(layers.FMOrder2),
+    "quadratic_net": Kind(layers.QuadraticNet, _last("in_features")),
+    "interacting_layer": Kind(layers.InteractingLayer, _last("in_features")),
+    "field_norm": Kind(layers.FieldNorm, lambda shape: {"num_fields": shape[1], "dim": shape[2]}),
+    "mask_block": Kind(layers.MaskBlock, _mask_block),
+    "feature_gate": Kind(layers.FeatureGate, _feature_gate),
+    "bilinear_product": Kind(layers.BilinearProduct, _widths("in_features")),
+    "token_mixing": Kind(layers.TokenMixing),
+    "token_feed_forward": Kind(layers.TokenFeedForward, _tokens),
     # arithmetic
     "add": Kind(layers.Add),
     "sub": Kind(layers.Sub),

@@ -37,6 +37,10 @@ class FeatureInputs(nn.Module):
         tables: one table for each table name in the schema.
         sequences: features of pooling "none" that the model reads; they are not in the matrix.
 
+    Attributes:
+        output_dim: columns of the matrix.
+        widths: columns of each feature by its name, in their order.
+
     Raises ConfigError for a schema without features, and for other features of pooling "none".
     """
 
@@ -48,13 +52,15 @@ class FeatureInputs(nn.Module):
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_dim = schema.dense_width
         fields = [column for column in schema.ids if column.name not in sequences]
-        self.field_names = tuple(column.name for column in fields)
         self.field_dims: tuple[int, ...] = tuple(table_of(tables, column).dim for column in fields)
         self.collection = EmbeddingCollection(schema, tables) if schema.ids else None
         self.embedding_dim = sum(self.field_dims)
         self.output_dim = self.embedding_dim + self.dense_dim
         if not self.output_dim:
             raise ConfigError("schema: no features, got no Id and no Dense column. Add one.")
+        names = [column.name for column in fields]
+        self.widths = dict(zip(names, self.field_dims, strict=True))
+        self.widths |= {column.name: column.width for column in schema.dense}
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> float32 [n, output_dim]."""
@@ -89,10 +95,30 @@ class FeatureInputs(nn.Module):
         return embeddings, dense, sequences
 
     def field(self, flat: Tensor, name: str) -> Tensor:
-        """Return the embeddings of one feature, [n, its dim], from the result of `forward`."""
-        number = self.field_names.index(name)
-        start = sum(self.field_dims[:number])
-        return flat[:, start : start + self.field_dims[number]]
+        """Return one feature, [n, its width], from the result of `forward`."""
+        start = 0
+        for other, width in self.widths.items():
+            if other == name:
+                break
+            start += width
+        return flat[:, start : start + self.widths[name]]
+
+    def width(self, where: str, names: Sequence[str]) -> int:
+        """Return the sum of the widths of some features; raise ConfigError if one is not here.
+
+        `where`: the argument that lists them, for the message.
+        """
+        unknown = [name for name in names if name not in self.widths]
+        if unknown:
+            raise ConfigError(
+                f"{where}: not a feature of this model, got {unknown}. Use some of "
+                f"{', '.join(self.widths)}."
+            )
+        return sum(self.widths[name] for name in names)
+
+    def select(self, flat: Tensor, names: Sequence[str]) -> Tensor:
+        """Return some features side by side, [n, sum of widths], from the result of `forward`."""
+        return torch.cat([self.field(flat, name) for name in names], dim=1)
 
     def fields(self, flat: Tensor) -> Tensor:
         """Return the embeddings as [n, fields, dim]; all tables must have the same dim.

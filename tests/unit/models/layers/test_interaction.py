@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,20 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models.layers import (  # noqa: E402
+    BilinearProduct,
     CrossNet,
     CrossNetMix,
     CrossNetV2,
     DotInteraction,
+    FeatureGate,
+    FieldNorm,
     FMInteraction,
     FMOrder2,
+    InteractingLayer,
+    MaskBlock,
+    QuadraticNet,
+    TokenFeedForward,
+    TokenMixing,
 )
 
 from .harness import Case, check_export, check_layer  # noqa: E402
@@ -90,6 +99,93 @@ def with_dense(s: Any, w: Weights, dense: np.ndarray, fields: np.ndarray) -> np.
     return output
 
 
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0.0)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def normalized(x: np.ndarray) -> np.ndarray:
+    """The last axis with mean 0 and variance 1, but for 1e-5."""
+    spread = np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
+    return (x - x.mean(axis=-1, keepdims=True)) / spread
+
+
+def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+
+def quadratic(s: Any, w: Weights, x: np.ndarray) -> np.ndarray:
+    for layer in range(s.l):
+        maps = relu(linear(w, f"maps.{layer}.0", x))
+        rows = [maps[:, s.d * row : s.d * (row + 1)] for row in range(s.r)]
+        x = sum(x * row for row in rows) + x
+    return x
+
+
+def interacting(s: Any, w: Weights, fields: np.ndarray) -> np.ndarray:
+    outputs = []
+    for i in range(s.f):
+        heads = []
+        for head in range(2):
+            rows = slice(head * s.w, (head + 1) * s.w)
+            query, key, value = (w[f"projections.{k}.weight"][rows] for k in range(3))
+            scores = [
+                ((fields[:, i] @ query.T) * (fields[:, j] @ key.T)).sum(1) for j in range(s.f)
+            ]
+            weights = np.exp(scores) / np.exp(scores).sum(0)
+            heads.append(sum(weights[j][:, None] * (fields[:, j] @ value.T) for j in range(s.f)))
+        attended = np.concatenate(heads, axis=1)
+        outputs.append(relu(attended + linear(w, "projections.3", fields[:, i])))
+    return np.stack(outputs, axis=1)
+
+
+def mask_block(s: Any, w: Weights, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+    mask = linear(w, "mask.2", relu(linear(w, "mask.0", v)))
+    return relu(normalized(linear(w, "linear", x * mask)) * w["norm.weight"] + w["norm.bias"])
+
+
+def gated(s: Any, w: Weights, x: np.ndarray, context: np.ndarray) -> np.ndarray:
+    return x * 2 * sigmoid(linear(w, "gate.2", relu(linear(w, "gate.0", context))))
+
+
+def gated_alike(s: Any, w: Weights, x: np.ndarray) -> np.ndarray:
+    return gated(s, w, x, w["context"])
+
+
+def bilinear(s: Any, w: Weights, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    total = np.zeros(len(x))
+    for head in range(2):
+        first = x[:, head * s.a : (head + 1) * s.a]
+        second = y[:, head * s.b : (head + 1) * s.b]
+        total = total + ((first @ w["weight"][head]) * second).sum(1)
+    return total
+
+
+def token_mixing(s: Any, w: Weights, tokens: np.ndarray) -> np.ndarray:
+    mixed = np.empty_like(tokens)
+    for to in range(3):
+        for origin in range(3):
+            part = tokens[:, origin, to * s.p : (to + 1) * s.p]
+            mixed[:, to, origin * s.p : (origin + 1) * s.p] = part
+    return mixed
+
+
+def token_feed_forward(s: Any, w: Weights, tokens: np.ndarray) -> np.ndarray:
+    outputs = []
+    for token in range(s.t):
+        hidden = tokens[:, token] @ w["first"][token] + w["first_bias"][token]
+        hidden = hidden * 0.5 * (1 + erf(hidden / np.sqrt(2)))
+        outputs.append(hidden @ w["second"][token] + w["second_bias"][token])
+    return np.stack(outputs, axis=1)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
 LAYERS = {"l": (1, 2)}
 CASES = [
     Case("cross_net", lambda s: CrossNet(s.d, s.l), [("n", "d")], cross, sizes=LAYERS),
@@ -136,6 +232,50 @@ CASES = [
         lambda s, w, fields: pairs(fields),
         sizes={"f": (1, 5)},
     ),
+    Case(
+        "quadratic_net",
+        lambda s: QuadraticNet(s.d, s.l, num_rows=s.r),
+        [("n", "d")],
+        quadratic,
+        sizes={**LAYERS, "r": (1, 3)},
+    ),
+    Case(
+        "interacting_layer",
+        lambda s: InteractingLayer(s.d, 2 * s.w, num_heads=2),
+        [("n", "f", "d")],
+        interacting,
+        sizes={"w": (1, 2)},
+    ),
+    Case(
+        "field_norm",
+        lambda s: FieldNorm(s.f, s.d),
+        [("n", "f", "d")],
+        lambda s, w, fields: normalized(fields) * w["weight"] + w["bias"],
+        sizes={"d": (3, 5)},
+    ),
+    Case(
+        "mask_block",
+        lambda s: MaskBlock(s.d, s.v, s.o, reduction_ratio=1.5),
+        [("n", "d"), ("n", "v")],
+        mask_block,
+        sizes={"o": (3, 5)},
+    ),
+    Case("feature_gate", lambda s: FeatureGate(s.d, s.c, [3]), [("n", "d"), ("n", "c")], gated),
+    Case("feature_gate_alike", lambda s: FeatureGate(s.d, hidden=[3]), [("n", "d")], gated_alike),
+    Case(
+        "bilinear_product",
+        lambda s: BilinearProduct([2 * s.a, 2 * s.b], num_heads=2),
+        [("n", "2*a"), ("n", "2*b")],
+        bilinear,
+    ),
+    Case("token_mixing", lambda s: TokenMixing(), [("n", 3, "3*p")], token_mixing),
+    Case(
+        "token_feed_forward",
+        lambda s: TokenFeedForward(s.t, s.d, hidden=s.h),
+        [("n", "t", "d")],
+        token_feed_forward,
+        sizes={"h": (1, 3)},
+    ),
 ]
 
 
@@ -164,6 +304,11 @@ def test_dot_has_no_state_and_knows_its_width() -> None:
         lambda: CrossNetMix(3, 1, rank=0),
         lambda: FMOrder2(dim=0),
         lambda: DotInteraction(0),
+        lambda: QuadraticNet(3, 0),
+        lambda: InteractingLayer(3, 5, num_heads=2),
+        lambda: MaskBlock(3, 3, 3, reduction_ratio=0.0),
+        lambda: BilinearProduct([4, 6], num_heads=4),
+        lambda: TokenFeedForward(0, 4, hidden=8),
     ],
 )
 def test_bad_sizes_are_config_errors(make: Any) -> None:
@@ -181,6 +326,8 @@ def test_bad_sizes_are_config_errors(make: Any) -> None:
         (DotInteraction(3), [(2, 6)], "expected a tensor of 3 dimensions, got shape [2, 6]"),
         (DotInteraction(3), [(2, 4, 5)], "expected size 3 in dimension 1, got shape [2, 4, 5]"),
         (DotInteraction(3, with_dense=True), [(2, 3, 5)], "expected 2 tensors, got 1"),
+        (TokenMixing(), [(2, 3, 5)], "expected size 3 in dimension 2, got shape [2, 3, 5]"),
+        (FeatureGate(3, 2), [(2, 3)], "FeatureGate: expected 2 tensors, got 1"),
         (
             DotInteraction(3, with_dense=True),
             [(2, 4), (2, 3, 5)],

@@ -35,10 +35,7 @@ class LogitHead(nn.Module):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Tensors [n, widths[i]] -> [n] float32."""
-        device = parts[0].device.type
-        if device == "meta":  # of shapes alone, which autocast does not know
-            device = "cpu"
-        with _outside_autocast(device):
+        with outside_autocast(parts[0].device.type):
             weights = self.linear.weight.float().split(self.widths, dim=1)
             bias = self.linear.bias.float()
             logit = F.linear(parts[0].float(), weights[0], bias)
@@ -47,7 +44,10 @@ class LogitHead(nn.Module):
         return logit.squeeze(-1)
 
 
-def _outside_autocast(device: str) -> AbstractContextManager[Any]:
+def outside_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off, for what needs float32."""
+    if device == "meta":  # of shapes alone, which autocast does not know
+        device = "cpu"
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
