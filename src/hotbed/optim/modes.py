@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set train and eval modes of networks for a while, then restore the flag of every module."""
+"""Set modes of networks, or the place of their values, for a while; then restore what was."""
 
 from __future__ import annotations
 
@@ -40,6 +40,37 @@ def with_buffers_restored(network: nn.Module) -> Iterator[None]:
                 if buffer is not None and values is not None:
                     buffer.copy_(values)
                 setattr(module, name, buffer)  # it may have been assigned
+
+
+@contextmanager
+def on_host(network: nn.Module) -> Iterator[None]:
+    """Give a network copies of its parameters and buffers on the CPU within.
+
+    The parameters themselves stay where they are, and so does what knows them, such as an
+    optimizer.
+    """
+    before = []
+    copies: dict[int, torch.Tensor] = {}
+    for module in network.modules():
+        tensors: Any
+        for tensors in (module._parameters, module._buffers):
+            before.append((tensors, dict(tensors)))
+            for name, tensor in before[-1][1].items():
+                if tensor is not None and not tensor.is_cpu:
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = _host_copy(tensor)
+                    tensors[name] = copies[id(tensor)]
+    try:
+        yield
+    finally:
+        for tensors, originals in before:
+            tensors.update(originals)
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    values = tensor.detach().cpu()
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(values, tensor.requires_grad) if is_parameter else values
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.dense import set_dense_rate
-from hotbed.optim.modes import in_eval_mode, in_train_mode
+from hotbed.optim.modes import in_eval_mode, in_train_mode, on_host
 from hotbed.optim.precision import Compile, precision
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at, edits_of
@@ -503,18 +503,22 @@ class RecModel:
     def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
 
+        It is computed and checked on the CPU, also where the network is on another device.
+
         Raises the errors of `hotbed.persist.publish.export.export_graph`.
         """
         activate = None if self._criterion is None else self._criterion.activate
         adapter = adapter_of(self.network)
         if adapter is not None:
-            return export_plain(adapter.plain_model(self._request_schema()), activate)
+            with on_host(self.network):
+                return export_plain(adapter.plain_model(self._request_schema()), activate)
         if self.schema is None:
             raise ConfigError(
                 "export: the model has no schema, got none. Train or evaluate it on a Dataset."
             )
         schema = typed(self.schema, self.schema, self.encoder)
-        return export_graph(self.network, schema, activate)
+        with on_host(self.network):
+            return export_graph(self.network, schema, activate)
 
     def _request_schema(self) -> Schema | None:
         """Return the schema of a server's requests, with the types that were learned from."""

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError
-from hotbed.persist.publish.export import _DenseHalf as DenseHalf
 from hotbed.persist.publish.export import export_graph
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("item"), hb.Id("hist", table="item", pooling="none")])
@@ -290,11 +289,3 @@ def test_ids_that_depend_on_other_candidates_are_refused(ids: Callable[[Tensor],
     model = converted(OwnIds(ids), 1)
     with pytest.raises(ConfigError, match="the ids of 'item' must not depend on the other"):
         model.graph()
-
-
-def test_made_up_inputs_lie_on_the_device_of_the_parameters_and_offsets_on_the_host() -> None:
-    network = Steps(lambda net, x: x, is_converted=False).to("meta")
-    half = DenseHalf(network, SCHEMA, lambda outputs: outputs)
-    for inputs in (half.record(), half.trial(7, (2, 4, 5), 0).inputs):
-        devices = {name.split("/")[0]: values.device.type for name, values in inputs.items()}
-        assert devices == {"lookup": "meta", "offsets": "cpu"}

@@ -134,3 +134,47 @@ def test_network_loss_and_evaluation_are_moved_and_a_stale_optimizer_is_refused(
     assert 0 < loss < 1
     assert "does not follow a network to fake, got Adagrad" in stale
     assert absent.endswith("Give one of ['cpu', 'fake:0'].")
+
+
+class Plain(torch.nn.Module):
+    """A model of torch alone, for hb.auto."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.item = torch.nn.Embedding(40, 4)
+        self.top = torch.nn.Linear(5, 1)
+
+    def forward(self, item: torch.Tensor, price: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([self.item(item), price[:, None]], 1)).squeeze(1)
+
+
+def converted(device: str) -> hb.RecModel:
+    plain = Plain().to(device)
+    plain, optimizer, _ = hb.auto(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    return hb.RecModel(plain, "bce", optimizer)
+
+
+def exported(folder: str) -> Any:
+    """Return what models on a device and what is served of them score, and where they are then."""
+    devices.install()
+    scores = []
+    places = set()
+    for number, on_device in enumerate((model("fake"), converted("fake"))):
+        on_device.fit(data(), progress=False)
+        parameters = hb.dense_parameters(on_device.network)
+        on_device.export(f"{folder}/{number}")
+        assert hb.dense_parameters(on_device.network) == parameters
+        places |= {str(parameter.device) for parameter in parameters}
+        session = hb.InferenceSession(f"{folder}/{number}")
+        served = session.predict({name: ROWS[name] for name in ("item", "price")})
+        scores.append((on_device.predict(data()).tolist(), np.asarray(served).tolist()))
+        on_device.fit(data(), progress=False)
+    return scores, places
+
+
+def test_model_on_a_device_is_exported_and_served_on_the_cpu(tmp_path: Path) -> None:
+    scores, places = SERVER.call(exported, str(tmp_path))
+    assert places == {"fake:0"}
+    for trained, served in scores:
+        np.testing.assert_allclose(served, trained, rtol=1e-6)

@@ -19,7 +19,7 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Id, Schema
 from hotbed.data.transforms import Split
 from hotbed.embedding.lookups import Feature, Pooled
-from hotbed.embedding.modules import Flow, FlowModule, device_of, table_modules, with_flow
+from hotbed.embedding.modules import Flow, FlowModule, table_modules, with_flow
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
@@ -156,7 +156,6 @@ class _DenseHalf(Half):
         self._has_weights = {column.name for column in schema.ids if column.weights is not None}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
-        self._device = device_of(network)  # of its tensors; ids and offsets are on the host
         self._activate = activate
 
     def record(self) -> dict[str, Tensor]:
@@ -190,8 +189,7 @@ class _DenseHalf(Half):
             ids[name] = Ids(torch.arange(num_ids) % 2, offsets, weights)
         if self._widths:
             width = sum(self._widths.values())
-            numbers = torch.rand(_ROWS, width, generator=generator)
-            inputs[DENSE_INPUT] = numbers.to(self._device)
+            inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
         self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
         return inputs
 
@@ -226,8 +224,7 @@ class _DenseHalf(Half):
             else:
                 # numbers of columns may be places in a list: such as 0 and 0.5 are
                 draw = torch.rand if name == DENSE_INPUT else torch.randn
-                numbers = draw(size, *self._shapes[name], generator=generator)
-                inputs[name] = numbers.to(self._device)
+                inputs[name] = draw(size, *self._shapes[name], generator=generator)
         return Trial(inputs, SharedPlaces(num_rows, shared, list(lengths.values())))
 
     def first(self, num_rows: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -346,21 +343,20 @@ class _Recording(Flow):
             if pooling != "none":
                 width += dim
         if width:
-            flat = torch.rand(_ROWS, width, generator=self.generator)
-            self.inputs[lookup] = flat.to(module.device)
+            self.inputs[lookup] = torch.rand(_ROWS, width, generator=self.generator)
         features = zip(specs, module.layout.features, module.layout.dims, strict=True)
         for (name, _, pooling), feature, dim in features:
             if pooling == "none":
-                self._add_rows(lookup, name, dim, module.device)
+                self._add_rows(lookup, name, dim)
                 if feature.pooling != "none":
                     self._add_weighed(name)
         return pooled_inputs(module, lookup, specs, self.inputs, inputs)
 
-    def _add_rows(self, lookup: str, name: str, dim: int, device: torch.device) -> None:
+    def _add_rows(self, lookup: str, name: str, dim: int) -> None:
         """Make the rows of a feature an input, and where those of each candidate begin."""
         ids = self.ids[name]
         rows = torch.rand(len(ids.values), dim, generator=self.generator)
-        self.inputs[f"{lookup}/{name}"] = rows.to(device)
+        self.inputs[f"{lookup}/{name}"] = rows
         if ids.offsets is not None:
             self.inputs[f"offsets/{name}"] = ids.offsets
 
@@ -462,14 +458,14 @@ def check_outputs(
     expected: Sequence[Tensor],
 ) -> None:
     """Raise PersistError unless the graph's outputs are those of the network."""
-    values = [(name, weight.detach().cpu().numpy()) for name, weight in weights.items()]
+    values = [(name, weight.detach().numpy()) for name, weight in weights.items()]
     session = open_graph(graph.onnx, values)
     arguments = {}
     for argument in session.get_inputs():
-        arguments[argument.name] = inputs[argument.name].cpu().numpy()
+        arguments[argument.name] = inputs[argument.name].numpy()
     outputs = session.run(list(graph.outputs), arguments)
     for name, ours, theirs in zip(graph.outputs, expected, outputs, strict=True):
-        difference = _largest_difference(ours.cpu().numpy(), theirs)
+        difference = _largest_difference(ours.numpy(), theirs)
         if not difference <= TOLERANCE:
             raise PersistError(
                 f"export: output {name!r} of the graph is not the network's, got a difference of "

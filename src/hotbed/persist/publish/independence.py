@@ -189,8 +189,7 @@ def share(first: Trial, second: Trial, starts: Collection[str]) -> None:
         for axis in range(values.dim()):
             entries = first.places.entries(second.places, source.shape[axis], values.shape[axis])
             if entries is not None:
-                ours, theirs = (part.to(values.device) for part in entries)
-                values.index_copy_(axis, theirs, source.index_select(axis, ours))
+                values.index_copy_(axis, entries[1], source.index_select(axis, entries[0]))
                 break
 
 
@@ -244,9 +243,8 @@ def _shared_values(
     for axis in range(first.dim()):
         entries = here.entries(there, first.shape[axis], second.shape[axis])
         if entries is not None:
-            ours, theirs = (part.to(first.device) for part in entries)
-            first = first.index_select(axis, ours)
-            second = second.index_select(axis, theirs)
+            first = first.index_select(axis, entries[0])
+            second = second.index_select(axis, entries[1])
     return (first, second) if first.shape == second.shape else None
 
 
@@ -258,8 +256,8 @@ def differ(ours: Tensor, theirs: Tensor, first: Trial, second: Trial) -> bool:
 
 def _difference(first: Tensor, second: Tensor) -> float:
     """Return the largest difference, relative to 1 or to the largest value if that is more."""
-    ours = first.cpu().double()
-    theirs = second.cpu().double()
+    ours = first.double()
+    theirs = second.double()
     is_same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if bool(is_same.all()):
         return 0.0

@@ -42,7 +42,7 @@ def pooled_inputs(
     ]
     num_rows = sum(pooling == "none" for _, _, pooling in specs)
     if num_rows == len(sequences):  # the network weighs no ids
-        return inputs.get(lookup, torch.zeros(0, 0, device=module.device)), sequences
+        return inputs.get(lookup, torch.zeros(0, 0)), sequences
     pooled = []
     start = 0
     for (name, _, pooling), feature, dim, bags in features:
@@ -56,10 +56,10 @@ def pooled_inputs(
 
 def _weighed(rows: Tensor, ids: Ids, pooling: str) -> Tensor:
     """Return rows [m, dim] times their weights, pooled by sample, as `docs/embedding.md` says."""
-    weighed: Tensor = rows * ids.weights.to(rows.device).unsqueeze(1)
+    weighed: Tensor = rows * ids.weights.unsqueeze(1)
     if ids.offsets is None:
         return weighed
-    offsets = ids.offsets.to(rows.device)
+    offsets = ids.offsets
     ends = offsets[1:]
     num_ended = ends.new_zeros(rows.shape[0] + 1).scatter_add(0, ends, torch.ones_like(ends))
     owners = num_ended.cumsum(0)[:-1].unsqueeze(1).expand_as(weighed)

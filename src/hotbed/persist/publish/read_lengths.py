@@ -63,7 +63,7 @@ def _reads_newest(half: Half, feature: str, length: int, inputs: Mapping[str, Te
 
 def _drawn(values: Tensor, generator: torch.Generator) -> Tensor:
     if values.is_floating_point():
-        return torch.randn(values.shape, generator=generator).to(values.device)
+        return torch.randn(values.shape, generator=generator)
     return values
 
 

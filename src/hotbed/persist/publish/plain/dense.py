@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.embedding.modules.state import dense_state, device_of
+from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import check_outputs, finish_graph
 from hotbed.persist.publish.independence import Half, SharedPlaces, Trial, by_name
@@ -102,8 +102,7 @@ class PlainHalf(Half):
                 inputs[place.input] = torch.rand(*shape, dim, generator=generator)
         for group, size in pooled.items():
             inputs[group] = torch.rand(*size, generator=generator)
-        device = device_of(self.network)
-        return {name: values.to(device) for name, values in inputs.items()}
+        return inputs
 
     @property
     def starts(self) -> set[str]:
