@@ -30,8 +30,10 @@ from hotbed.embedding.lookups import (
     MappedIds,
     Plan,
     Pooled,
+    RowMemory,
     Sums,
     WantedRows,
+    new_rows,
 )
 from hotbed.embedding.table import Table
 from hotbed.parallel import sum_counters
@@ -170,7 +172,12 @@ class Halves(Lookup):
         return plans
 
     def pool(
-        self, layout: FeatureLayout, inputs: Sequence[hb.Ids], time: Any, **how: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[hb.Ids],
+        time: Any,
+        memory: RowMemory = new_rows,
+        **how: bool,
     ) -> tuple[Pooled, MappedIds]:
         def of_half(half: int, layout: FeatureLayout, ids: Any) -> tuple[Pooled, MappedIds]:
             return self.local.pool(layout, ids, time, **how)
@@ -178,7 +185,11 @@ class Halves(Lookup):
         return self._pooled(layout, inputs, of_half)
 
     def pool_plan(
-        self, layout: FeatureLayout, inputs: Sequence[hb.Ids], plan: Plan
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[hb.Ids],
+        plan: Plan,
+        memory: RowMemory = new_rows,
     ) -> tuple[Pooled, MappedIds]:
         assert isinstance(plan.mapped, HalfIds)
         parts = plan.mapped.mapped

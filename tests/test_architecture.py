@@ -99,6 +99,7 @@ NATIVE = {
     "serving/protocol/bodies",
 }
 TORCH = (
+    "embedding/device/",
     "embedding/lookups/",
     "embedding/modules/",
     "models/",
@@ -384,6 +385,27 @@ def test_a_ring_of_siblings_is_found() -> None:
     }
     found = {name: cycles(siblings) for name, siblings in between_siblings(imported).items()}
     assert found == {"a": {frozenset({"b", "c"})}, "": set()}
+
+
+STREAMS = "embedding/device/streams.py"
+NAMES_STREAMS = re.compile(
+    r"torch\.(Event|Stream|accelerator\.(current_stream|set_stream|synchronize))|.*\.record_stream|pin_memory"
+)
+
+
+def test_one_file_names_the_streams_and_the_pinned_memory_of_torch() -> None:
+    """So that a test can replace them, and a reader finds what travels beside the computation."""
+    wrong = []
+    for path in python_files(SOURCE):
+        for node in nodes_of(path):
+            name = ""
+            if isinstance(node, ast.Attribute):
+                name = ast.unparse(node)
+            if isinstance(node, ast.keyword):
+                name = node.arg or ""
+            if NAMES_STREAMS.fullmatch(name) and relative(path) != STREAMS:
+                wrong.append(f"{relative(path)}:{node.lineno}")
+    assert not wrong, "\n".join(wrong)
 
 
 CONVERTER = "training/auto/"

@@ -34,6 +34,7 @@ LOWERED = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm")
 ON_CPU_KERNELS = (
     "as_strided",
     "view",
+    "view.dtype",
     "_reshape_alias",
     "set_.source_Storage_storage_offset",
     "set_.source_Storage",
@@ -138,7 +139,8 @@ class _Call:
             return self._op(*args, **kwargs)
 
     def _is_one_of(self, words: Sequence[str]) -> bool:
-        return any(word in str(self._op) for word in words)
+        name = str(self._op)
+        return any(word in name for word in words) and "backward" not in name
 
     def _resize_outputs(self) -> None:
         """Give the outputs the shapes that are computed."""

@@ -11,10 +11,11 @@
     tier.py          where rows lie
     init.py          how a row starts
     hashing.py       the hashes of ids and of names
+    device/          between rows on the host and a network on another device
     lookups/         who performs the lookup of a batch: map, pool, sum gradients, update
     modules/         tables as torch modules
 
-Only `lookups` and `modules` import torch: a server has tables without it.
+Only `device`, `lookups` and `modules` import torch: a server has tables without it.
 
     changed_rows.py  ChangeReader: what changed in a table since the last read
     footprint.py     the memory and the disk that rows on `Ssd` take

@@ -24,10 +24,12 @@ from hotbed.embedding.lookups import (
     NativeLookup,
     Plan,
     Pooled,
+    RowMemory,
     Statistics,
     Sums,
     WantedRows,
     native_ids,
+    new_rows,
     step_without_ids,
 )
 from hotbed.errors import ConfigError
@@ -220,10 +222,17 @@ class OwnBatchLookup(NativeLookup):
 
     @at("lookup")
     def pool(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        memory: RowMemory = new_rows,
+        *,
+        training: bool,
+        keep: bool,
     ) -> tuple[Pooled, MappedIds]:
         plan = self._batches.plan_of(layout, inputs, time, training=training)
-        return self.pool_plan(layout, inputs, plan)
+        return self.pool_plan(layout, inputs, plan, memory)
 
     @at("update")
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:

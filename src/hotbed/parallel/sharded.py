@@ -19,10 +19,12 @@ from hotbed.embedding.lookups import (
     NativeLookup,
     Plan,
     Pooled,
+    RowMemory,
     Statistics,
     Sums,
     WantedRows,
     native_ids,
+    new_rows,
 )
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
@@ -224,7 +226,14 @@ class ShardedLookup(NativeLookup):
         return plans
 
     def pool(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        memory: RowMemory = new_rows,
+        *,
+        training: bool,
+        keep: bool,
     ) -> tuple[Pooled, MappedIds]:
         if training:
             raise ConfigError(
@@ -234,7 +243,7 @@ class ShardedLookup(NativeLookup):
                 "loop.backward()."
             )
         plan = self._batches.plan_of(layout, inputs, None, training=False)
-        return self.pool_plan(layout, inputs, plan)
+        return self.pool_plan(layout, inputs, plan, memory)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
         joined = super().join(parts)

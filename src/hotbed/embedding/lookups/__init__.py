@@ -25,7 +25,7 @@ from .local import (
     native_ids,
     step_without_ids,
 )
-from .lookup import Lookup, Pooled, update_parts
+from .lookup import Lookup, Pooled, RowMemory, new_rows, update_parts
 from .mapped import MappedIds, Sums
 from .plan import Asked, Plan, Statistics, WantedRows
 from .plans import Plans
@@ -47,12 +47,14 @@ __all__ = [
     "Plan",
     "Plans",
     "Pooled",
+    "RowMemory",
     "WantedRows",
     "Statistics",
     "Sums",
     "grain_sums",
     "joined_sums",
     "native_ids",
+    "new_rows",
     "step_without_ids",
     "update_parts",
 ]

@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError
 
 from .host_ids import HostIds, dense_rows
 from .layout import FeatureLayout, Group
-from .lookup import Lookup, Pooled
+from .lookup import Lookup, Pooled, RowMemory, new_rows
 from .mapped import MappedIds, Sums
 from .plan import Asked, Plan, Statistics, WantedRows
 
@@ -184,14 +184,14 @@ class NativeLookup(Lookup, ABC):
             raise
 
     def pool_plan(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
+        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan, memory: RowMemory = new_rows
     ) -> tuple[Pooled, MappedIds]:
         mapped = native_ids(plan.mapped)
         assert mapped.host is not None, "plans have features"
         if plan.is_weighted_anew(inputs):
             weights = HostIds(layout.features, inputs).weights
             mapped.step.set_weights([0 if w is None else w.data_ptr() for w in weights])
-        results = _Results(layout, mapped.host)
+        results = _Results(layout, mapped.host, memory)
         mapped.step.pool(results.addresses)
         return (results.flat, results.sequences), changed(mapped, {"host": None})
 
@@ -277,10 +277,17 @@ class LocalLookup(NativeLookup):
         return plans
 
     def pool(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        memory: RowMemory = new_rows,
+        *,
+        training: bool,
+        keep: bool,
     ) -> tuple[Pooled, MappedIds]:
         host, times, step = _begun(layout, inputs, time, training=training)
-        results = _Results(layout, host)
+        results = _Results(layout, host, memory)
         places = (host.addresses, _address(times), results.addresses)
         try:
             with layout.mapping(times, training=training):
@@ -378,27 +385,29 @@ class _Results:
     `addresses`: of each feature, the address of its first value and the floats between two rows.
     """
 
-    def __init__(self, layout: FeatureLayout, host: HostIds) -> None:
+    def __init__(self, layout: FeatureLayout, host: HostIds, memory: RowMemory) -> None:
         width = layout.output_dim
-        self.flat = torch.empty(host.num_samples, width, dtype=torch.float32, device="cpu")
-        self.sequences: list[Tensor] = []
-        self.addresses: list[tuple[int, int]] = []
-        address = self.flat.data_ptr()
+        shapes = [(host.num_samples, width)]
         for feature, dim, values, offsets in zip(
             layout.features, layout.dims, host.values, host.offsets, strict=True
         ):
-            if feature.pooling != "none":
+            if feature.pooling == "none":
+                size = values.numel()
+                if offsets is not None:
+                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
+                    size = layout.buckets.size_for(size, rows_of)
+                shapes.append((size, dim))
+        self.flat, *self.sequences = memory(shapes)
+        self.addresses: list[tuple[int, int]] = []
+        address = self.flat.data_ptr()
+        sequences = iter(self.sequences)
+        for dim, pooled, values in zip(layout.dims, layout.pooled, host.values, strict=True):
+            if pooled:
                 self.addresses.append((address, width))
                 address += 4 * dim
             else:
-                num_ids = values.numel()
-                size = num_ids
-                if offsets is not None:
-                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
-                    size = layout.buckets.size_for(num_ids, rows_of)
-                rows = torch.empty(size, dim, dtype=torch.float32, device="cpu")
-                rows[num_ids:] = 0.0
-                self.sequences.append(rows)
+                rows = next(sequences)
+                rows[values.numel() :] = 0.0
                 self.addresses.append((rows.data_ptr(), dim))
 
 

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
@@ -27,6 +28,14 @@ from .plan import Asked, Plan, WantedRows
 
 Pooled = tuple[Tensor, list[Tensor]]
 """The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
+
+RowMemory = Callable[[Sequence[tuple[int, int]]], list[Tensor]]
+"""Returns float32 tensors of the host of some shapes, in which a lookup writes its results."""
+
+
+def new_rows(shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return tensors in memory of their own."""
+    return [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes]
 
 
 class Lookup(ABC):
@@ -78,7 +87,14 @@ class Lookup(ABC):
 
     @abstractmethod
     def pool(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool, keep: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        memory: RowMemory = new_rows,
+        *,
+        training: bool,
+        keep: bool,
     ) -> tuple[Pooled, MappedIds]:
         """Map ids that were not asked for; return the results of the features, and the mapped ids.
 
@@ -86,6 +102,7 @@ class Lookup(ABC):
             layout: the features and tables.
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
+            memory: for the results.
             training: as in `ask`.
             keep: whether gradients will be summed for the mapped ids; else they end with the call.
 
@@ -95,11 +112,15 @@ class Lookup(ABC):
 
     @abstractmethod
     def pool_plan(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan
+        self, layout: FeatureLayout, inputs: Sequence[Ids], plan: Plan, memory: RowMemory = new_rows
     ) -> tuple[Pooled, MappedIds]:
         """Return what `pool` does for ids that were asked for, from rows as they are now.
 
-        `plan`: from `take`, of these inputs, which may have other weights.
+        Args:
+            layout: the features and tables.
+            inputs: the ids of each feature.
+            plan: from `take`, of these inputs, which may have other weights.
+            memory: for the results.
         """
 
     @abstractmethod

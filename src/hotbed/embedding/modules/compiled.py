@@ -166,7 +166,11 @@ def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
         return torch.zeros((), device="cpu")
     if mapped is None:
         raise module.tickets.missing(int(ticket))
-    flat, *sequences = [grad if grad.dim() == 2 else None for grad in grads]
+    present = [grad if grad.dim() == 2 else None for grad in grads]
+    if module.device.type != "cpu":
+        # they travel after this call, when compiled code may have given their memory to others
+        present = [None if grad is None else grad.clone() for grad in present]
+    flat, *sequences = present
     module.gradients.add(module.lookup, module.layout, mapped, flat, sequences, module.device)
     return torch.zeros((), device="cpu")
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Pooled
+from hotbed.embedding.device import link_to
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Pooled, new_rows
 
 from .gradients import RowGradients
 
@@ -79,15 +80,22 @@ def look_up(
     keeps: bool,
 ) -> tuple[Pooled, MappedIds]:
     """Return what the lookup of `module` returns, on the device of the module."""
+    on_host = module.device.type == "cpu"
+    memory = new_rows
+    if not on_host:
+        link = link_to(module.device)
+        slot = link.slot()
+        memory = slot.rows
     if plan is None:
         results, mapped = module.lookup.pool(
-            module.layout, inputs, time, training=training, keep=keeps
+            module.layout, inputs, time, memory, training=training, keep=keeps
         )
     else:
-        results, mapped = module.lookup.pool_plan(module.layout, inputs, plan)
+        results, mapped = module.lookup.pool_plan(module.layout, inputs, plan, memory)
+    if not on_host:
+        flat, sequences = results
+        flat, *sequences = link.send(slot, [flat, *sequences])
+        results = flat, sequences
     if keeps:
         module.gradients.watch(mapped)
-    if module.device.type != "cpu":
-        flat, sequences = results
-        results = flat.to(module.device), [rows.to(module.device) for rows in sequences]
     return results, mapped

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
+from hotbed.embedding.device import Arrival, link_to, wait_for_current
+from hotbed.embedding.lookups import FeatureLayout, Group, Lookup, MappedIds, Sums
 
 from .parameter import TableRows
 
@@ -37,7 +38,7 @@ class HostGradient(Tensor):
             if func is torch._amp_foreach_non_finite_check_and_unscale_:
                 for grad in args[0]:
                     if isinstance(grad, HostGradient):
-                        torch.accelerator.current_stream(grad.device_of_module).synchronize()
+                        wait_for_current(grad.device_of_module)
             return func(*args, **(kwargs or {}))
 
 
@@ -51,6 +52,31 @@ def _on_host(sums: Sums, device: torch.device) -> Sums:
         waiting.device_of_module = device
         grads.append(waiting)
     return replace(sums, grads=grads)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """The gradients of a lookup's results, on their way to the host.
+
+    Attributes:
+        lookup: which mapped the ids.
+        layout: of the module that was called.
+        mapped: the ids.
+        arrival: the gradient of the pooled features, then that of each sequence; None without one.
+    """
+
+    lookup: Lookup
+    layout: FeatureLayout
+    mapped: MappedIds
+    arrival: Arrival
+
+    def summed(self, groups: Sequence[Group]) -> Sums:
+        """Wait for them, and return their sums by id."""
+        return self.arrival.read(
+            lambda grads: self.lookup.sum_gradients(
+                self.layout, self.mapped, grads[0], grads[1:], groups
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -82,6 +108,9 @@ class RowGradients:
     GradScaler find them. `zero_grad()` drops them by setting `.grad` to None. If it sets them to
     zero instead, a step without ids waits.
 
+    Those of a module on another device are on their way when a backward pass ends. Whoever reads
+    `.grad` or asks for them first waits, and sums them in the order of the backward passes.
+
     Args:
         layout: of the module.
         parameters: that of each group of tables.
@@ -92,11 +121,18 @@ class RowGradients:
         self._parameters = parameters
         self._pending: Pending | None = None
         self._device = torch.device("cpu")
+        self._coming: list[Coming] = []
         # of the forward passes since the last step, as long as their graphs live
         self._mapped: list[weakref.ref[MappedIds]] = []
 
     def watch(self, mapped: MappedIds) -> None:
-        """Let the rows of a forward pass go with the next step, however long its graph lives."""
+        """Let the rows of a forward pass go with the next step, however long its graph lives.
+
+        Gradients of all earlier passes but the last one, which the device may still compute, are
+        summed now, so that few travel at a time.
+        """
+        if len(self._coming) > 1:
+            self._sum_coming(self._coming[:-1])
         if len(self._mapped) >= MOST_DEAD:
             self._mapped = [reference for reference in self._mapped if reference() is not None]
         self._mapped.append(weakref.ref(mapped))
@@ -128,21 +164,27 @@ class RowGradients:
             sequences: the gradient of each sequence, or None.
             device: of the module.
         """
+        if device.type == "cpu":
+            sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
+            self._add(sums, lookup)
+            return
         self._device = device
-        earlier = self._waiting()
-        sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
-        if earlier is not None and any(earlier.mapped.num_uniques()):
-            sums = lookup.join([earlier, sums])
-        self.put(sums)
+        arrival = link_to(device).bring([flat, *sequences])
+        self._set_coming([*self._coming, Coming(lookup, layout, mapped, arrival)])
+
+    def arrive(self) -> None:
+        """Wait for the gradients that are on their way, and add them to those that wait."""
+        self._sum_coming(list(self._coming))
 
     @contextmanager
     def scaled(self) -> Iterator[None]:
         """Scale the gradients that wait in place in this block; they stay as finite as they are."""
+        self.arrive()
         pending = self._pending
         is_same = pending is not None and pending.unchanged(pending.sums.grads)
         yield
         if pending is not None and is_same:
-            self.put(pending.sums)
+            self._put(pending.sums)
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
@@ -163,9 +205,10 @@ class RowGradients:
 
     def drop(self) -> None:
         """Drop the gradients that wait."""
+        self._drop_coming()
         self._pending = None
         for parameter in self._parameters:
-            parameter.grad = None
+            parameter.arrived = None
 
     def clear(self) -> None:
         """Set the gradients that wait to zero: their ids are forgotten, a step without ids waits.
@@ -173,8 +216,44 @@ class RowGradients:
         A gradient of zero moves a row as no gradient does, except where a rule with momentum moves
         only the rows that have one. There torch forgets the ids of a sparse gradient, too.
         """
+        self.arrive()
         if self._pending is not None:
-            self.put(self._without_ids(self._pending.sums.mapped))
+            self._put(self._without_ids(self._pending.sums.mapped))
+
+    def put(self, sums: Sums) -> None:
+        """Let gradients wait in place of those that wait."""
+        self._drop_coming()
+        self._put(sums)
+
+    def _add(self, sums: Sums, lookup: Lookup) -> None:
+        """Add sums of `lookup` to the gradients that have arrived."""
+        earlier = self._arrived()
+        if earlier is not None and any(earlier.mapped.num_uniques()):
+            sums = lookup.join([earlier, sums])
+        self._put(sums)
+
+    def _put(self, sums: Sums) -> None:
+        sums = _on_host(sums, self._device)
+        for parameter, grad in zip(self._parameters, sums.grads, strict=True):
+            parameter.arrived = grad
+        self._pending = Pending(sums, [grad._version for grad in sums.grads])
+
+    def _sum_coming(self, coming: Sequence[Coming]) -> None:
+        """Sum the first of the gradients that are on their way."""
+        self._set_coming(self._coming[len(coming) :])
+        for gradients in coming:
+            self._add(gradients.summed(self._layout.groups), gradients.lookup)
+
+    def _drop_coming(self) -> None:
+        if self._coming:
+            for gradients in self._coming:
+                gradients.arrival.drop()
+            self._set_coming([])
+
+    def _set_coming(self, coming: list[Coming]) -> None:
+        self._coming = coming
+        for parameter in self._parameters:
+            parameter.arrive = self.arrive if coming else None
 
     def _without_ids(self, mapped: MappedIds) -> Sums:
         """Return the sums of no id, for the tables of `mapped`."""
@@ -182,22 +261,21 @@ class RowGradients:
         grads = [group.empty(nothing) for group in self._layout.groups]
         return Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
 
-    def put(self, sums: Sums) -> None:
-        """Let gradients wait in place of those that wait."""
-        sums = _on_host(sums, self._device)
-        for parameter, grad in zip(self._parameters, sums.grads, strict=True):
-            parameter.grad = grad
-        self._pending = Pending(sums, [grad._version for grad in sums.grads])
-
     def _waiting(self) -> Sums | None:
         """Return the gradients that wait, as they are now; None if none wait."""
+        if self._coming:
+            self.arrive()
+        return self._arrived()
+
+    def _arrived(self) -> Sums | None:
+        """Return what waits but for gradients that are on their way."""
         pending = self._pending
         if pending is None:
             return None
         rows = [
-            parameter.grad.contiguous()
+            parameter.arrived.contiguous()
             for parameter in self._parameters
-            if parameter.grad is not None
+            if parameter.arrived is not None
         ]
         if len(rows) < len(self._parameters):
             self._pending = None
@@ -208,5 +286,5 @@ class RowGradients:
             return Sums(pending.sums.mapped, pending.sums.groups, rows)
         # by nn.Module.zero_grad(set_to_none=False), which knows no tables
         nothing = self._without_ids(pending.sums.mapped)
-        self.put(nothing)
+        self._put(nothing)
         return nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -55,22 +55,30 @@ class TableRows(nn.Parameter):
     `grad`: after a backward pass the summed gradients of the batch's distinct ids, float32
     [num unique ids, dim], so that gradient clipping and GradScaler work; its shape changes with
     every batch. `requires_grad` is that of the tables: setting it freezes them, see `Table.frozen`.
+
+    Attributes:
+        arrive: waits for gradients that are on their way from a device; None = none are.
+        arrived: the gradient without them.
     """
 
     tables: tuple[Table, ...]
-    _sums: Tensor | None
+    arrive: Callable[[], None] | None
+    arrived: Tensor | None
 
     def __new__(cls, tables: Sequence[Table]) -> TableRows:
         rows: TableRows = super().__new__(
             cls, torch.empty(0, tables[0].dim, dtype=torch.float32, device="cpu")
         )
         rows.tables = tuple(tables)
-        rows._sums = None
+        rows.arrive = None
+        rows.arrived = None
         return rows
 
     @property
     def grad(self) -> Tensor | None:
-        return self._sums
+        if self.arrive is not None:
+            self.arrive()
+        return self.arrived
 
     @grad.setter
     def grad(self, sums: Tensor | None) -> None:
@@ -80,11 +88,13 @@ class TableRows(nn.Parameter):
                 f"{self!r}: expected a gradient of shape [unique ids, {dim}], "
                 f"got {list(sums.shape)}. Keep the shape that backward left."
             )
-        self._sums = sums
+        if self.arrive is not None:
+            self.arrive()
+        self.arrived = sums
 
     @grad.deleter
     def grad(self) -> None:
-        self._sums = None
+        self.grad = None
 
     @property
     def data(self) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotbed.data.batch import Batch, Ids, changed
+from hotbed.embedding.device import link_to
 from hotbed.embedding.lookups import Plans
 from hotbed.errors import ConfigError, DataError
 
@@ -370,19 +371,22 @@ def _to_torch(batch: Batch, device: torch.device) -> Batch:
         converted = batch.map_arrays(from_array)
     if device == CPU:
         return converted
-    weight = converted.weight
-    if weight is not None:
-        weight = weight.to(device, non_blocking=True)
-    return replace(
-        converted,
-        dense=_moved(converted.dense, device),
-        labels=_moved(converted.labels, device),
-        weight=weight,
-    )
+    return _moved(converted, device)
 
 
-def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch whose columns were copied to a device together."""
+    columns = {("dense", name): values for name, values in batch.dense.items()}
+    columns |= {("label", name): values for name, values in batch.labels.items()}
+    if batch.weight is not None:
+        columns["weight", ""] = batch.weight
+    moved = link_to(device).send_together(columns)
+    changes = {
+        "dense": {name: moved["dense", name] for name in batch.dense},
+        "labels": {name: moved["label", name] for name in batch.labels},
+        "weight": moved.get(("weight", "")),
+    }
+    return changed(batch, changes)
 
 
 def from_array(array: Any) -> Any:

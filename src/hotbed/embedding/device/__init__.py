@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the rows on the host and a network on another device: results up, gradients down.
+
+link.py     DeviceLink: moves tensors between the host and a device, beside what the device computes
+streams.py  streams, events and pinned memory: the only file that names them
+"""
+
+from .link import Arrival, DeviceLink, Slot, link_to
+from .streams import wait_for_current
+
+__all__ = ["Arrival", "DeviceLink", "Slot", "link_to", "wait_for_current"]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network on a device trains its rows to the bits of a CPU, in any order of the device's streams.
+
+The device is the one of `tests/devices`. Each line of Hotbed that waits is taken out in turn, and
+must be missed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import devices
+import torch
+from devices import finds_removed, schedules, wait_sites
+from forked import SERVER
+from torch import Tensor, nn
+
+import hotbed as hb
+
+DRAW = np.random.default_rng(0)
+BATCH = 16
+STEPS = 4
+NUM = BATCH * STEPS
+SCHEMA = hb.Schema(
+    [
+        hb.Label("click"),
+        hb.Id("user"),
+        hb.Id("item"),
+        hb.Id("seen", table="item", pooling="none"),
+        hb.Dense("price"),
+    ]
+)
+COLUMNS = {
+    "user": DRAW.integers(0, 12, NUM),
+    "item": DRAW.integers(0, 20, NUM),
+    "seen": [DRAW.integers(0, 20, length) for length in DRAW.integers(0, 4, NUM)],
+    "price": DRAW.normal(size=NUM).astype(np.float32),
+    "click": (DRAW.random(NUM) < 0.4).astype(np.float32),
+}
+
+
+def data() -> hb.Dataset:
+    return hb.Dataset(hb.sources.Memory(pa.table(COLUMNS)), SCHEMA, batch_size=BATCH)
+
+
+class Network(nn.Module):
+    """Pooled features, a sequence, a dense column, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = hb.EmbeddingCollection(SCHEMA, hb.make_tables(SCHEMA, dim=4))
+        self.hidden = nn.Linear(9, 6)
+        self.dropout = nn.Dropout(0.2)
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        pooled, sequences = self.rows.flat_and_sequences(batch)
+        both = torch.cat([pooled, batch.dense["price"].reshape(-1, 1)], 1)
+        hidden = self.dropout(torch.relu(self.hidden(both)))
+        return self.out(hidden).squeeze(1) + sequences["seen"].sum()
+
+
+def state_of(network: nn.Module) -> Any:
+    """Return each bit that training changes: dense weights, and rows with their state."""
+    weights = [weight.tolist() for weight in hb.dense_parameters(network)]
+    tables = {table.name: table for table in network.rows.tables}
+    return weights, hb.checkpoints.content_digest(tables)
+
+
+def fresh(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    network = Network().to(device)
+    return network, torch.optim.Adagrad(hb.dense_parameters(network), lr=0.1)
+
+
+def fit(device: str) -> Any:
+    network, dense = fresh(device)
+    losses: list[float] = []
+
+    class Losses:
+        def on_step_end(self, run: Any) -> None:
+            losses.append(run.loss.item())
+
+    model = hb.RecModel(network, "bce", dense)
+    model.fit(data(), callbacks=[Losses()])
+    return losses, state_of(network), model.predict(data()).tolist()
+
+
+def plain_loop(device: str) -> Any:
+    """Train in a loop of torch: two batches a step, and gradients clipped."""
+    network, dense = fresh(device)
+    sparse = hb.SparseOptimizer(network)
+    losses = []
+    for number, batch in enumerate(data().epoch(0)):
+        label = torch.from_numpy(batch.labels["click"]).to(device)
+        batch = batch.map_arrays(torch.from_numpy)
+        dense_columns = {name: values.to(device) for name, values in batch.dense.items()}
+        logits = network(hb.Batch(batch.ids, dense_columns))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, label)
+        loss.backward()
+        losses.append(loss.detach())
+        if number % 2:
+            nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+            for optimizer in (dense, sparse):
+                optimizer.step()
+                optimizer.zero_grad()
+    return [loss.item() for loss in losses], state_of(network)
+
+
+def scores(device: str) -> list[float]:
+    """Score batches, and read all scores in the end: the host is ahead of the device."""
+    network = Network().to(device).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        network.rows.train()
+        rows = [network.rows.flat(batch) for batch in data().epoch(0)]
+        return [row.sum().item() for row in rows]
+
+
+FLOWS: list[Callable[[str], Any]] = [fit, plain_loop, scores]
+
+
+def found(drawn: int) -> Any:
+    """Return the flows whose bits differ on the device, and the flows that miss each wait."""
+    queues = devices.install()
+    differing = []
+    missed: dict[devices.Site, list[str]] = {}
+    for flow in FLOWS:
+        expected = flow("cpu")
+        for schedule in schedules(drawn):
+            queues.reset(schedule)
+            if flow("fake") != expected:
+                differing.append(f"{flow.__name__}: {schedule}")
+        run = functools.partial(flow, "fake")
+        for site in wait_sites(queues, run):
+            orders = finds_removed(queues, run, site, expected, schedules(drawn))
+            missed.setdefault(site, []).extend([flow.__name__] if list(orders) else [])
+    return differing, missed
+
+
+def test_bits_are_those_of_a_cpu_and_each_wait_is_needed() -> None:
+    differing, missed = SERVER.call(found, 2)
+    assert not differing
+    assert {name for name, _ in missed} == {"link.py"}
+    assert len(missed) == 4
+    assert all(missed.values()), missed
