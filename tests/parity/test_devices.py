@@ -28,7 +28,7 @@ import hotbed as hb
 DRAW = np.random.default_rng(0)
 BATCH = 16
 STEPS = 4
-NUM = BATCH * STEPS
+NUM = 3 * BATCH * STEPS
 SCHEMA = hb.Schema(
     [
         hb.Label("click"),
@@ -47,8 +47,9 @@ COLUMNS = {
 }
 
 
-def data() -> hb.Dataset:
-    return hb.Dataset(hb.sources.Memory(pa.table(COLUMNS)), SCHEMA, batch_size=BATCH)
+def data(steps: int = STEPS) -> hb.Dataset:
+    columns = pa.table(COLUMNS)[: BATCH * steps]
+    return hb.Dataset(hb.sources.Memory(columns), SCHEMA, batch_size=BATCH)
 
 
 class Network(nn.Module):
@@ -92,6 +93,13 @@ def fit(device: str) -> Any:
     model = hb.RecModel(network, "bce", dense)
     model.fit(data(), callbacks=[Losses()])
     return losses, state_of(network), model.predict(data()).tolist()
+
+
+def clipped_fit(device: str) -> Any:
+    network, dense = fresh(device)
+    model = hb.RecModel(network, "bce", dense)
+    model.fit(data(), callbacks=[hb.callbacks.ClipGradients(0.1)])
+    return state_of(network)
 
 
 def plain_loop(device: str) -> Any:
@@ -152,3 +160,26 @@ def test_bits_are_those_of_a_cpu_and_each_wait_is_needed() -> None:
     assert {name for name, _ in missed} == {"link.py"}
     assert len(missed) == 4
     assert all(missed.values()), missed
+
+
+def counted(steps: int) -> Any:
+    """Return the copies and waits of so many steps more than `STEPS`, by kind and by line."""
+    queues = devices.install()
+    totals = []
+    for num_steps in (STEPS, STEPS, STEPS + steps):  # the first time, memory is new
+        network, dense = fresh("fake")
+        model = hb.RecModel(network, "bce", dense)
+        devices.counts.clear()
+        queues.sites.clear()
+        model.fit(data(num_steps))
+        totals.append((devices.counts.copy(), queues.sites.copy()))
+    (_, (copies, waits), (more_copies, more_waits)) = totals
+    return more_copies - copies, sorted((more_waits - waits).values())
+
+
+def test_copies_and_waits_of_a_step_are_those_that_it_needs() -> None:
+    """Columns, pooled rows and a sequence go up; two gradients and the values of the step down."""
+    copies, waits = SERVER.call(counted, 8)
+    assert copies == {"up, non-blocking": 8 * 3, "down, non-blocking": 8 * 3}
+    twice_a_step, four_times = 8 * 2, 8 * 4  # two groups of copies go up, and two come down
+    assert waits == [twice_a_step, twice_a_step, twice_a_step, four_times]

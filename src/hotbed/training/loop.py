@@ -40,7 +40,7 @@ from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.share_out import PartScores
 from hotbed.training.step.agreement import check_scored
-from hotbed.training.step.example import Example, prepare
+from hotbed.training.step.example import CPU, Example, prepare
 from hotbed.training.step.learner import Update
 from hotbed.training.step.map_stage import MapStage
 from hotbed.training.step.scorer import LOSS, Collector, Progressive, Scorer
@@ -92,7 +92,9 @@ def pass_over(
                     update.backward(loss)
                     run.loss = loss.detach()
                     del loss, planned  # with them, the rows of this batch
-                    if update.gradients_are_finite():
+                    is_finite = update.gradients_are_finite()
+                    run.loss = update.loss
+                    if is_finite:
                         callbacks("on_gradients", run)
                         update.step()
                     else:
@@ -191,6 +193,9 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
     labelled = learner.criterion is not None
     types = None  # the last ones that were compared with those of training
     share = run.callbacks.held_back if run.online else 0.0
+    check = None
+    if learner.criterion is not None and learner.device != CPU:
+        check = learner.criterion.check_on_host
     with opened(data, run) as items:
         for item in items:
             if item is None:
@@ -203,7 +208,9 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
                 aside = None
                 if isinstance(item, Batch):
                     item, aside = divided(item, share)
-                example = prepare(item, learner.device, labelled=labelled, network=learner.network)
+                example = prepare(
+                    item, learner.device, labelled=labelled, network=learner.network, check=check
+                )
                 example = example.divided(learner.grains)
                 yield example if aside is None else changed(example, {"held_back": aside})
 

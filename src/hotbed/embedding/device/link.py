@@ -105,10 +105,10 @@ class DeviceLink:
         return dict(zip(values, parts, strict=True))
 
     def bring(self, values: Sequence[Tensor | None]) -> Arrival:
-        """Begin to copy tensors down, float32 or other floats, one copy each."""
+        """Begin to copy tensors down, one copy each."""
         present = [part.detach() for part in values if part is not None]
         slot = self._taken(self._slots_down)
-        targets = slot.tensors([(part.shape, torch.float32) for part in present])
+        targets = slot.tensors([(part.shape, part.dtype) for part in present])
         computed = new_event(self._device)
         computed.record(current_stream(self._device))
         computed.wait(self._down)  # 3

@@ -36,6 +36,7 @@ class Criterion:
             self.loss_fn = _loss_of(loss_fn)
         self._weighted: dict[int, WeightedLoss] = {}
         self._unchecked = CHECKED_BATCHES
+        self._unchecked_on_host = CHECKED_BATCHES
 
     def __call__(self, outputs: Outputs, labels: Any, weight: Tensor | None) -> Tensor:
         if labels is None:
@@ -132,6 +133,15 @@ class Criterion:
         """Return whether the prediction of a label is a probability; None: of the only one."""
         return _takes_logits(self.loss_fn if label is None else self._of(label))
 
+    def check_on_host(self, labels: Any) -> None:
+        """Raise DataError if labels are out of the range of the loss, before they go to a device.
+
+        Those of the first batches are checked, as on the host.
+        """
+        if self._unchecked_on_host and labels is not None:
+            self._unchecked_on_host -= 1
+            self._check_ranges(labels)
+
     def _check_labels(self, outputs: Outputs, labels: Any) -> None:
         """Raise if labels do not fit the outputs or the loss.
 
@@ -139,6 +149,9 @@ class Criterion:
         """
         if not isinstance(outputs, dict):
             self._check_one_output(labels)
+        self._check_ranges(labels)
+
+    def _check_ranges(self, labels: Any) -> None:
         if not isinstance(labels, dict):
             _check_range("label", self.loss_fn, labels)
             return
@@ -230,8 +243,8 @@ def _by_output(labels: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_range(place: str, loss: Any, labels: Tensor) -> None:
     """Raise DataError if a cross-entropy gets labels outside [0, 1]."""
-    if not _takes_logits(loss):
-        return
+    if not _takes_logits(loss) or labels.device.type != "cpu":
+        return  # on a device, they were checked before they came there
     is_outside = (labels < 0) | (labels > 1)
     missing_below = getattr(loss, "missing_below", None)
     if missing_below is not None:

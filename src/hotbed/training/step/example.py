@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from inspect import Signature, signature
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from hotbed.errors import ConfigError, DataError
 
 from .network import NetworkLookups, adapter_of
 
+K = TypeVar("K")
 CPU = torch.device("cpu")
 MOST_SECONDS = 253_402_300_800
 """The year 10,000: larger numbers are milliseconds or microseconds."""
@@ -199,7 +200,12 @@ def divided_at(num_samples: int, grains: int) -> tuple[int, ...]:
 
 
 def prepare(
-    item: Any, device: torch.device, *, labelled: bool, network: nn.Module | None = None
+    item: Any,
+    device: torch.device,
+    *,
+    labelled: bool,
+    network: nn.Module | None = None,
+    check: Callable[[Any], None] | None = None,
 ) -> Example:
     """Return an `Example` of a `Batch`, of a tuple of arrays or tensors, or of one array.
 
@@ -210,15 +216,22 @@ def prepare(
             tuple are arguments.
         network: takes the data, as its adapter says. One that `hb.auto` converted takes a tuple as
             its positional arguments, and a dict by the names of its parameters.
+        check: is called with the labels while they are on the host; None = nothing is.
 
     Raises:
         DataError: `labelled`, and the tuple has more than two items.
     """
     if isinstance(item, Batch):
-        return _of_batch(_to_torch(item, device), device)
+        converted = _to_torch(item)
+        if check is not None:
+            check(_labels_of(converted))
+        return _of_batch(_on(device, converted), device)
     if not isinstance(item, (tuple, list)):
         item = (item,)
-    items = tuple(_to_tensor(part, device) for part in item)
+    items = tuple(_to_tensors(part) for part in item)
+    if check is not None and labelled:
+        check(_divided(items)[1])
+    items = _items_on(device, items)
     arguments, labels = _divided(items) if labelled else (items, None)
     keywords: Mapping[str, Any] = {}
     time = None
@@ -365,28 +378,51 @@ def _labels_of(batch: Batch) -> Any:
     return labels or None
 
 
-def _to_torch(batch: Batch, device: torch.device) -> Batch:
-    converted = batch
-    if batch.plans is None:  # else `hb.Ahead` made it of tensors, and mapped these ids
-        converted = batch.map_arrays(from_array)
+def _to_torch(batch: Batch) -> Batch:
+    """Return a batch of tensors of the host."""
+    if batch.plans is not None:
+        return batch  # `hb.Ahead` made it of tensors, and mapped these ids
+    return batch.map_arrays(from_array)
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    """Return a batch whose columns are on a device, to which they were copied together."""
     if device == CPU:
-        return converted
-    return _moved(converted, device)
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch whose columns were copied to a device together."""
+        return batch
     columns = {("dense", name): values for name, values in batch.dense.items()}
     columns |= {("label", name): values for name, values in batch.labels.items()}
     if batch.weight is not None:
         columns["weight", ""] = batch.weight
-    moved = link_to(device).send_together(columns)
+    moved = _sent(columns, device)
     changes = {
         "dense": {name: moved["dense", name] for name in batch.dense},
         "labels": {name: moved["label", name] for name in batch.labels},
         "weight": moved.get(("weight", "")),
     }
     return changed(batch, changes)
+
+
+def _items_on(device: torch.device, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the items of a tuple whose tensors are on a device."""
+    if device == CPU:
+        return items
+    tensors: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors[id(tensor)] = tensor
+        return tensor
+
+    for part in items:
+        _with_tensors(part, note)
+    moved = _sent(tensors, device)
+    return tuple(_with_tensors(part, lambda tensor: moved[id(tensor)]) for part in items)
+
+
+def _sent(tensors: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
+    """Return tensors on a device, by key: copies of those of the host, which travel together."""
+    of_host = {k: t for k, t in tensors.items() if t.device == CPU and not t.requires_grad}
+    sent = link_to(device).send_together(of_host) if of_host else {}
+    return {key: sent[key] if key in sent else tensors[key].to(device) for key in tensors}
 
 
 def from_array(array: Any) -> Any:
@@ -399,24 +435,28 @@ def from_array(array: Any) -> Any:
     return array
 
 
-def _to_tensor(part: Any, device: torch.device) -> Any:
+def _to_tensors(part: Any) -> Any:
+    """Return an item of a tuple with tensors in place of arrays and numbers."""
+    return _with_tensors(part, lambda tensor: tensor)
+
+
+def _with_tensors(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return an item of a tuple with changed tensors, which stand for arrays and numbers, too."""
     if isinstance(part, Mapping):
-        return {name: _to_tensor(value, device) for name, value in part.items()}
+        return {name: _with_tensors(value, change) for name, value in part.items()}
     if type(part) is tuple:
-        return tuple(_to_tensor(value, device) for value in part)
+        return tuple(_with_tensors(value, change) for value in part)
     if _is_record(part):
-        moved = {}
+        values = {}
         for member in fields(part):
             if member.init:
-                moved[member.name] = _to_tensor(getattr(part, member.name), device)
-        return replace(part, **moved)
+                values[member.name] = _with_tensors(getattr(part, member.name), change)
+        return replace(part, **values)
     if isinstance(part, (np.ndarray, float, int, list)):
         array = np.asarray(part)
         if array.dtype.kind in "biufc":  # texts have no tensor, and stay as they are
             part = from_array(array)
-    if torch.is_tensor(part):
-        return part.to(device)
-    return part
+    return change(part) if torch.is_tensor(part) else part
 
 
 def _is_record(part: Any) -> bool:

@@ -155,10 +155,9 @@ class Grains(Passes):
             plans, grains = self._planned(example)
             results = self._run(grains, seed, example.num_samples)
             loss = self._join(plans, results)
-        self.outputs = loss
+        self.outputs = self.loss = loss
         if self._pass.criterion is not None:
             self._own_outputs = [grain.outputs for grain in results if grain is not None]
-            self.loss = loss
         return loss
 
     def backward(self, loss: Tensor) -> None:

@@ -9,7 +9,6 @@ batch, and where their rows and dense parts are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -36,11 +35,12 @@ from hotbed.training.step.agreement import (
 )
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.division import Division
-from hotbed.training.step.example import CPU, Example, misfits_named
+from hotbed.training.step.example import Example, misfits_named
 from hotbed.training.step.grains import Grains, check_grains
 from hotbed.training.step.network import adapter_of, looks_up_once
 from hotbed.training.step.passes import NetworkPass, Passes, own_loss
 from hotbed.training.step.planner import Planner
+from hotbed.training.step.reading import StepReading, all_finite
 
 
 class Update(Protocol):
@@ -48,9 +48,13 @@ class Update(Protocol):
 
     Attributes:
         planner: maps ids before the forward pass; None if the forward pass maps all ids.
+        loss: of the last training forward; on the host once `gradients_are_finite` has returned.
     """
 
     planner: Planner | None
+
+    @property
+    def loss(self) -> Tensor | None: ...
 
     def forward(self, example: Example) -> Tensor:
         """Run the network on an example and return the loss, a scalar tensor.
@@ -150,7 +154,7 @@ class StepLearner:
 
     @property
     def loss(self) -> Tensor | None:
-        """The loss of these outputs, where there is a criterion."""
+        """The loss of these outputs; on the host once `gradients_are_finite` has returned."""
         return self.passes.loss
 
     @property
@@ -217,8 +221,14 @@ class StepLearner:
     def gradients_are_finite(self) -> bool:
         scaler = self.network_pass.scaler
         if scaler is not None:
-            self._unscale(scaler)
-        fault = self._fault()
+            assert self.dense is not None
+            scaler.unscale_(self.dense)
+        gradients = [p.grad for p in self._dense_parameters if p.grad is not None]
+        reading = StepReading.of(self.device, gradients, self.passes.loss, scaler)
+        if scaler is not None:
+            self._unscale_rows(1.0 / reading.scale)
+        fault = self._fault(reading)
+        self.passes.loss = reading.loss
         if fault is None:
             return True
         self.forget()
@@ -262,25 +272,18 @@ class StepLearner:
         """Drop every gradient."""
         self.network_pass.forget()
 
-    def _unscale(self, scaler: torch.amp.GradScaler) -> None:
-        assert self.dense is not None
-        scaler.unscale_(self.dense)
-        factor = 1.0 / scaler.get_scale()
+    def _unscale_rows(self, factor: float) -> None:
         for parameter in self.network_pass.row_parameters:  # on the host, also of other devices
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
-    def _fault(self) -> NonFiniteGradient | None:
+    def _fault(self, reading: StepReading) -> NonFiniteGradient | None:
         if self.sparse is not None:
             try:
                 self.sparse.check_finite()
             except NonFiniteGradient as fault:
                 return fault
-        gradients = []
-        for parameter in self._dense_parameters:
-            if parameter.grad is not None:
-                gradients.append(parameter.grad)
-        if not gradients or _all_finite(gradients):
+        if reading.is_finite:
             return None
         return NonFiniteGradient(
             f"dense parameter {self._bad_parameter()!r}: its gradient is not finite, got NaN or "
@@ -293,7 +296,7 @@ class StepLearner:
         names = {id(parameter): name for name, parameter in self.network.named_parameters()}
         for parameter in self._dense_parameters:
             gradient = parameter.grad
-            if gradient is not None and not _all_finite([gradient]):
+            if gradient is not None and not all_finite([gradient]):
                 return names.get(id(parameter), "?")
         return "?"
 
@@ -317,7 +320,7 @@ class SelfUpdating:
         self.shard: Shard = WHOLE
         self.skipped = 0
         self.outputs: Any = None
-        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
+        self.loss: Tensor | None = None  # of these outputs
         self._unchanged = Unchanged(network)
 
     @property
@@ -360,9 +363,11 @@ class SelfUpdating:
             outputs = self.network(*example.arguments, **example.keywords)
         self.outputs = outputs
         if self.criterion is None:
-            return own_loss(outputs[0] if _is_several(outputs) else outputs)
-        outputs = self.criterion.shape(outputs, example.labels)
-        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+            loss = own_loss(outputs[0] if _is_several(outputs) else outputs)
+        else:
+            outputs = self.criterion.shape(outputs, example.labels)
+            loss = self.criterion(outputs, example.labels, example.weight)
+        self.loss = loss.detach()
         return loss
 
     def state(self) -> dict[str, Any]:
@@ -396,24 +401,6 @@ def check_not_moved(learner: StepLearner | SelfUpdating) -> None:
             f"{device} for a model on {learner.device}. Let RecModel move it: "
             f"RecModel(network, ..., device={str(device)!r})."
         )
-
-
-def _all_finite(gradients: Sequence[Tensor]) -> bool:
-    values = []
-    for grad in gradients:
-        grads = grad.coalesce().values() if grad.is_sparse else grad
-        if grads.numel():
-            values.append(grads)
-    if not values:
-        return True
-    if values[0].device == CPU:
-        has_infinite = torch.zeros(())
-        # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
-        torch._amp_foreach_non_finite_check_and_unscale_(values, has_infinite, torch.ones(()))
-        return not has_infinite.item()
-    norms = torch._foreach_norm(values, math.inf)  # other devices know the former for some dtypes
-    greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
-    return math.isfinite(greatest.item())
 
 
 def _is_several(outputs: Any) -> bool:

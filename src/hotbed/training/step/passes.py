@@ -27,7 +27,7 @@ class Passes(ABC):
 
     Attributes:
         outputs: of the network in the last training forward.
-        loss: of these outputs, where there is a criterion.
+        loss: of these outputs.
     """
 
     outputs: Any
@@ -101,7 +101,8 @@ class NetworkPass(Passes):
         with self.precision.autocast(self.device), misfits_named(self.call, example):
             self.outputs = outputs = self.call(*example.arguments, **example.keywords)
         if self.criterion is None:
-            return own_loss(outputs)
+            self.loss = loss = own_loss(outputs)
+            return loss
         self.outputs = outputs = self.criterion.shape(outputs, example.labels)
         self.loss = loss = self.criterion(outputs, example.labels, example.weight)
         return loss
