@@ -84,11 +84,11 @@ class _FromDevice(StepReading):
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._loss_dtype = None if loss is None else loss.dtype
-        one = torch.ones((), device=device)
+        unit = torch.ones((), device=device)
         values = _values_of(gradients)
-        greatest = _greatest(values) if values else one
-        scale = one if scaler is None else scaler.scale(one)
-        together = [greatest, one if loss is None else loss.detach(), scale]
+        greatest = _greatest(values) if values else unit
+        scale = unit if scaler is None else scaler.scale(unit)
+        together = [greatest, unit if loss is None else loss.detach(), scale]
         exact = torch.float64 if self._loss_dtype is torch.float64 else torch.float32
         self._arrival = link_to(device).bring([torch.stack([v.to(exact) for v in together])])
         self._arrived: Tensor | None = None
