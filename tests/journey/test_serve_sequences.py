@@ -151,3 +151,43 @@ def test_a_network_of_a_fixed_size_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(HotbedError, match="export:"):
         fixed.export(tmp_path / "exported")
+
+
+class BothPoolings(nn.Module):
+    """Two networks over histories that have no length: the mean of their logits."""
+
+    def __init__(self, schema: hb.Schema) -> None:
+        super().__init__()
+        tables = hb.make_tables(schema, dim=4)
+        self.networks = nn.ModuleList(
+            hb.models.DIN(
+                schema, tables, histories={"history": "item"}, attention=kind, hidden=(8,)
+            )
+            for kind in ("dot", "decay")
+        )
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        return torch.stack([network(batch) for network in self.networks]).mean(0)
+
+
+def test_packed_histories_of_any_length_are_served_with_their_training_score(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    schema = hb.Schema(
+        [hb.Label("label"), hb.Id("item"), hb.Id("history", table="item", pooling="none")]
+    )
+    draw = np.random.default_rng(0)
+    data = {"item": draw.integers(0, 40, 300), "label": draw.integers(0, 2, 300)}
+    data["history"] = [draw.integers(0, 40, draw.integers(0, 9)).tolist() for _ in range(300)]  # type: ignore[assignment]
+    model = hb.RecModel(BothPoolings(schema), "bce", hb.Adam(lr=0.02))
+    model.fit(hb.Dataset(hb.sources.Memory(data), schema, 50), progress=False)
+    session = hb.InferenceSession(model.export(tmp_path / "exported"))
+    histories = [draw.integers(0, 45, length).tolist() for length in (1000, 0, 3, 250, 0)]
+    asked = {"item": [1, 2, 3, 44, 5], "history": histories, "label": [0] * 5}
+    dataset = hb.Dataset(hb.sources.Memory(asked), schema, 5)
+    found = session.predict({"item": asked["item"], "history": histories})
+    np.testing.assert_allclose(found, model.predict(dataset), rtol=0, atol=1e-6)
+    assert len(set(found.tolist())) == 5
+    of_all = session.predict({"item": [1, 2]}, context={"history": histories[0]})
+    np.testing.assert_allclose(of_all[0], found[0], rtol=0, atol=1e-6)

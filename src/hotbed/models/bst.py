@@ -74,6 +74,7 @@ class BST(nn.Module):
         self.pooling = pooling
         self.transformers = nn.ModuleList()
         for dim, own_length in zip(self.inputs.dims, self.inputs.lengths, strict=True):
+            assert own_length is not None  # padded
             transformer = _Transformer(dim, own_length, num_layers, num_heads, dropout)
             self.transformers.append(transformer)
         self.mlp = MLP(

@@ -4,17 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, AttentionPooling, HistoryInputs, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    AttentionPooling,
+    DecayedMean,
+    DotAttentionPooling,
+    HistoryInputs,
+    LogitHead,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
-from hotbed.models.layers.inputs import Histories
+from hotbed.models.layers.inputs import Histories, PackedHistory
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -31,10 +40,15 @@ class DIN(nn.Module):
         tables: tables by name.
         histories: the target column of each sequence column, `{"clicked_item": "item"}`. Columns of
             one mapping are one history, entry by entry; a list of mappings is one history each.
-        length: newest entries that are read; None takes the `max_length` of the columns.
-        attention_hidden: widths of the hidden layers that weigh an entry.
+        length: newest entries that are read; None takes the `max_length` of the columns. "dot" and
+            "decay" read all entries if the columns have none.
+        attention: how entries are weighed: "perceptron" (the paper's), "dot" (inner products of
+            learned projections of target and entry, with softmax, which is fast over long
+            histories) or "decay" (by age alone, the baseline of the others).
+        half_life: of "decay": number of newer entries at which an entry counts half.
+        attention_hidden: of "perceptron": widths of the hidden layers that weigh an entry.
         attention_activation: of these: relu, gelu, silu, tanh, sigmoid, leaky_relu or prelu.
-        softmax: whether the weights of a history sum to 1.
+        softmax: of "perceptron": whether the weights of a history sum to 1.
         hidden: widths of the hidden layers.
         activation: of the hidden layers: relu, gelu, silu, tanh, sigmoid, leaky_relu, prelu or
             dice.
@@ -55,6 +69,8 @@ class DIN(nn.Module):
         *,
         histories: Histories,
         length: int | None = None,
+        attention: Literal["perceptron", "dot", "decay"] = "perceptron",
+        half_life: float = 10.0,
         attention_hidden: Sequence[int] = (80, 40),
         attention_activation: Activation = "sigmoid",
         softmax: bool = False,
@@ -64,13 +80,20 @@ class DIN(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.inputs = HistoryInputs(schema, tables, histories, length)
-        self.poolings = nn.ModuleList(
-            AttentionPooling(
-                dim, attention_hidden, activation=attention_activation, softmax=softmax
-            )
-            for dim in self.inputs.dims
-        )
+        checks.one_of("attention", attention, ("perceptron", "dot", "decay"))
+        self.attention = attention
+        is_padded = attention == "perceptron"
+        self.inputs = HistoryInputs(schema, tables, histories, length, is_padded=is_padded)
+        self.poolings = nn.ModuleList()
+        for dim, own_length in zip(self.inputs.dims, self.inputs.lengths, strict=True):
+            pooling: nn.Module = DecayedMean(half_life, length=own_length)
+            if attention == "dot":
+                pooling = DotAttentionPooling(dim, length=own_length)
+            elif attention == "perceptron":
+                pooling = AttentionPooling(
+                    dim, attention_hidden, activation=attention_activation, softmax=softmax
+                )
+            self.poolings.append(pooling)
         self.mlp = MLP(
             self.inputs.output_dim + sum(self.inputs.dims),
             hidden,
@@ -83,9 +106,24 @@ class DIN(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        flat, histories = self.inputs(batch)
-        parts = [flat]
-        for pooling, history in zip(self.poolings, histories, strict=True):
-            parts.append(pooling(history.target, history.rows, history.mask))
-        logits: Tensor = self.head(self.mlp(torch.cat(parts, dim=1)))
+        if self.attention == "perceptron":
+            flat, padded = self.inputs(batch)
+            pooled = [
+                pooling(history.target, history.rows, history.mask)
+                for pooling, history in zip(self.poolings, padded, strict=True)
+            ]
+        else:
+            flat, packed = self.inputs.packed(batch)
+            pooled = [
+                self._packed(pooling, history)
+                for pooling, history in zip(self.poolings, packed, strict=True)
+            ]
+        logits: Tensor = self.head(self.mlp(torch.cat([flat, *pooled], dim=1)))
         return logits
+
+    def _packed(self, pooling: nn.Module, history: PackedHistory) -> Tensor:
+        if self.attention == "dot":
+            pooled: Tensor = pooling(history.target, history.rows, history.offsets)
+        else:
+            pooled = pooling(history.rows, history.offsets)
+        return pooled

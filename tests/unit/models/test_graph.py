@@ -656,8 +656,10 @@ BUILDS: dict[str, tuple[list[Any], dict[str, Any], list[Any]]] = {
     "augru": ([(5, 8), (5,)], {"hidden_size": 3}, [(5, 3), (3,)]),
 }
 FLATTENED = {"fused_reshape_concat": 4, "fused_reshape_concat_general": 5}  # rows of a sample
-# layers that read a batch, are part of an input, or of mlp
+# layers that read a batch or packed rows, are part of an input, or of mlp
 WITHOUT_A_NAME = {
+    "DecayedMean",
+    "DotAttentionPooling",
     "FeatureInputs",
     "History",
     "HistoryInputs",

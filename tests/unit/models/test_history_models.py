@@ -41,6 +41,8 @@ HISTORIES = [{"items": "item", "shops": "shop"}, {"searched": "item"}]
 MODELS: dict[str, dict[str, Any]] = {
     "DIN": {"attention_hidden": (6,), "activation": "relu"},
     "DIN softmax": {"attention_hidden": (6,), "attention_activation": "prelu", "softmax": True},
+    "DIN dot": {"attention": "dot"},
+    "DIN decay": {"attention": "decay", "half_life": 1.5},
     "DIEN": {"activation": "prelu"},
     "BST": {"num_layers": 2, "dropout": 0.0},
     "BST mean": {"pooling": "mean"},
@@ -126,6 +128,12 @@ def din(model: nn.Module, number: int, target: Tensor, history: Tensor) -> Tenso
     pooling = model.poolings[number]
     if not len(history):
         return torch.zeros_like(target)
+    if model.attention == "decay":
+        weights = 0.5 ** (torch.arange(len(history)).flip(0) / 1.5)
+        return weights @ history / weights.sum()
+    if model.attention == "dot":
+        scores = pooling.key(history) @ pooling.query(target) / len(target) ** 0.5
+        return torch.softmax(scores, 0) @ pooling.value(history)
     pairs = [torch.cat([target, h, target - h, target * h]) for h in history]
     weights = pooling.unit(torch.stack(pairs))[:, 0]
     if pooling.softmax:
@@ -258,7 +266,7 @@ def test_the_order_of_a_history_matters_where_the_paper_says_so(name: str) -> No
     model.eval()
     with torch.no_grad():
         difference = (model(other) - model(samples)).abs().max()
-    if name.startswith("DIN"):
+    if name.startswith("DIN") and name != "DIN decay":
         assert difference < 1e-5
     else:
         assert difference > 1e-3
@@ -363,6 +371,16 @@ def test_the_length_is_that_of_the_columns_where_it_is_not_given() -> None:
     assert model.inputs.lengths == [50]
 
 
+@pytest.mark.parametrize("name", ["DIN dot", "DIN decay"])
+def test_histories_without_a_length_are_read_whole(name: str) -> None:
+    whole, long = make(name, None), make(name, 2 * LENGTH)  # type: ignore[arg-type]
+    samples = batch(20)
+    assert whole.inputs.lengths == [None, None]
+    torch.testing.assert_close(whole(samples), long(samples))
+    cut = make(name, 1)(samples)
+    assert not torch.allclose(cut, long(samples), atol=1e-4)
+
+
 def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
     tables = hb.make_tables(SCHEMA, dim=DIM)
     other_dim = hb.make_tables(SCHEMA, dim=DIM, overrides={"shop": {"dim": 6}})
@@ -376,6 +394,8 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
         ({"histories": {"items": "item"}}, "'shops'|shops: this model takes no sequence features"),
         ({"length": 0}, "length: must be at least 1"),
         ({"length": None}, "length: not given, and column 'shops' has no max_length"),
+        ({"attention": "sum"}, "attention: unknown value"),
+        ({"attention": "decay", "half_life": 0.0}, "half_life: must be above 0"),
         ({"attention_activation": "dice"}, "'dice' would count padding"),
     ]
     for settings, message in cases:

@@ -156,6 +156,20 @@ class History(NamedTuple):
     mask: Tensor
 
 
+class PackedHistory(NamedTuple):
+    """A target and its history, without padding.
+
+    Attributes:
+        target: [n, dim].
+        rows: [m, dim] of all samples, oldest first.
+        offsets: int64 [n + 1], where the rows of each sample begin.
+    """
+
+    target: Tensor
+    rows: Tensor
+    offsets: Tensor
+
+
 class HistoryInputs(nn.Module):
     """All features of a schema as one matrix, and histories beside their targets.
 
@@ -167,10 +181,12 @@ class HistoryInputs(nn.Module):
             history, side by side: `{"clicked_item": "item", "clicked_shop": "shop"}`. A list of
             mappings is one history each.
         length: the newest entries that are read; None takes the `max_length` of the columns.
+        is_padded: whether `forward` is called, which needs a length; without it `packed` reads all
+            entries where neither `length` nor `max_length` says how many.
 
     Attributes:
         dims: of each history.
-        lengths: of each history.
+        lengths: of each history; None reads all entries.
 
     Raises ConfigError if the columns and tables do not fit.
     """
@@ -181,20 +197,23 @@ class HistoryInputs(nn.Module):
         tables: Mapping[str, Table],
         histories: Histories,
         length: int | None = None,
+        *,
+        is_padded: bool = True,
     ) -> None:
         super().__init__()
         groups = [histories] if isinstance(histories, Mapping) else list(histories)
         self.groups = [dict(group) for group in groups]
         self.pads = nn.ModuleList()
         self.dims: list[int] = []
-        self.lengths: list[int] = []
+        self.lengths: list[int | None] = []
         for group in self.groups:
             columns = [_sequence(schema, name) for name in group]
             for column, target in zip(columns, group.values(), strict=True):
                 _check_target(schema, tables, column, target)
             self.dims.append(sum(table_of(tables, column).dim for column in columns))
             self.lengths.append(_length(columns, length))
-            self.pads.append(PadSequence(self.lengths[-1]))
+            if is_padded:
+                self.pads.append(PadSequence(_known_length(self.lengths[-1], columns)))
         if not all(self.groups) or not self.groups:
             raise ConfigError(
                 f"histories: no column, got {histories}. Give the target of each sequence column, "
@@ -206,16 +225,24 @@ class HistoryInputs(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, list[History]]:
         """A batch of n samples -> float32 [n, output_dim], and the histories in order."""
+        flat, packed = self.packed(batch)
+        histories = []
+        for history, pad in zip(packed, self.pads, strict=True):
+            rows, mask = pad(history.rows, history.offsets)
+            histories.append(History(history.target, rows, mask))
+        return flat, histories
+
+    def packed(self, batch: Batch) -> tuple[Tensor, list[PackedHistory]]:
+        """Return what `forward` returns, with all rows of each history and without padding."""
         flat, sequences = self.features.with_sequences(batch)
         histories = []
-        for group, pad in zip(self.groups, self.pads, strict=True):
+        for group in self.groups:
             offsets = {name: bounds_of(batch.ids[name]) for name in group}
             if self.training and not torch.compiler.is_compiling():
                 _check_aligned(offsets)
-            padded = [pad(sequences[name], offsets[name]) for name in group]
-            target = [self.features.field(flat, name) for name in group.values()]
-            rows = [rows for rows, _ in padded]
-            histories.append(History(torch.cat(target, 1), torch.cat(rows, 2), padded[0][1]))
+            target = torch.cat([self.features.field(flat, name) for name in group.values()], 1)
+            rows = torch.cat([sequences[name] for name in group], 1)
+            histories.append(PackedHistory(target, rows, next(iter(offsets.values()))))
         return flat, histories
 
 
@@ -332,18 +359,22 @@ def _check_target(schema: Schema, tables: Mapping[str, Table], history: Id, name
         )
 
 
-def _length(columns: Sequence[Id], length: int | None) -> int:
+def _length(columns: Sequence[Id], length: int | None) -> int | None:
+    """Return how many of the newest entries are read; None reads all."""
+    lengths = [column.max_length for column in columns if column.max_length is not None]
+    if length is not None or len(lengths) < len(columns):
+        return length
+    return max(lengths, default=1)
+
+
+def _known_length(length: int | None, columns: Sequence[Id]) -> int:
     if length is not None:
         return length
-    lengths = []
-    for column in columns:
-        if column.max_length is None:
-            raise ConfigError(
-                f"length: not given, and column {column.name!r} has no max_length, got None. Give "
-                "the newest entries to read, for example length=50."
-            )
-        lengths.append(column.max_length)
-    return max(lengths, default=1)
+    name = next(column.name for column in columns if column.max_length is None)
+    raise ConfigError(
+        f"length: not given, and column {name!r} has no max_length, got None. Give the newest "
+        "entries to read, for example length=50."
+    )
 
 
 def bounds_of(ids: Ids) -> Tensor:

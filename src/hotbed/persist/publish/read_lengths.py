@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.models.layers import PadSequence
+from hotbed.models.layers import DecayedMean, DotAttentionPooling, PadSequence
 from hotbed.persist.publish.independence import Half
 
+_READERS = (PadSequence, DotAttentionPooling, DecayedMean)
 _OLD_ENTRIES = 3  # of each made-up history, before those that are read
 _NUM_DRAWS = 3
 
@@ -23,19 +24,21 @@ _NUM_DRAWS = 3
 def read_lengths(half: Half, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     """Return how many of the newest entries of each history the network reads, where it is known.
 
-    That is the length of its longest `PadSequence`, if entries before these change no output.
+    That is the length of the layer that reads most, if entries before these change no output. A
+    layer without a length reads all.
 
     Args:
         half: the network.
         inputs: made-up inputs by name.
     """
     modules = half.network.modules()
-    pads = [module.length for module in modules if isinstance(module, PadSequence)]
+    readers = [module for module in modules if isinstance(module, _READERS)]
+    longest = max((reader.length or 0 for reader in readers), default=0)
     lengths = {}
     for start in sorted(half.starts):
         feature = start.partition("/")[2]
-        if pads and _reads_newest(half, feature, max(pads), inputs):
-            lengths[feature] = max(pads)
+        if longest and _reads_newest(half, feature, longest, inputs):
+            lengths[feature] = longest
     return lengths
 
 

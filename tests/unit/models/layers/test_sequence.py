@@ -22,6 +22,8 @@ from hotbed.models.layers import (  # noqa: E402
     AttentionPooling,
     AttentionScores,
     AttentionSum,
+    DecayedMean,
+    DotAttentionPooling,
     MultiHeadAttention,
     PadSequence,
     SequenceMask,
@@ -35,17 +37,17 @@ pytestmark = pytest.mark.torch_core
 Weights = dict[str, np.ndarray]
 
 
-class Padded(nn.Module):
-    """PadSequence, told where each sample begins; the last one ends with the rows."""
+class Packed(nn.Module):
+    """A layer over packed rows, told where each sample begins; the last one ends with the rows."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.pad = PadSequence(length)
+        self.layer = layer
 
-    def forward(self, rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        padded: tuple[Tensor, Tensor]
-        padded = self.pad(rows, torch.cat([starts, starts.new_full((1,), rows.shape[0])]))
-        return padded
+    def forward(self, *inputs: Tensor) -> Any:
+        *others, rows, starts = inputs
+        offsets = torch.cat([starts, starts.new_full((1,), rows.shape[0])])
+        return self.layer(*others, rows, offsets)
 
 
 def starts(draw: np.random.Generator, shape: tuple[int, ...], sizes: Any) -> np.ndarray:
@@ -61,6 +63,32 @@ def pad(s: Any, w: Weights, rows: np.ndarray, starts: np.ndarray) -> tuple[np.nd
         newest = history[-s.l :]
         padded[i, : len(newest)], mask[i, : len(newest)] = newest, 1
     return padded, mask
+
+
+def dot_attention(
+    s: Any, w: Weights, target: np.ndarray, rows: np.ndarray, starts: np.ndarray
+) -> np.ndarray:
+    """Sample by sample, each entry projected."""
+    query, key, value = (w[f"layer.{name}.weight"] for name in ("query", "key", "value"))
+    results = np.zeros((s.n, s.d))
+    for i, history in enumerate(np.split(rows, starts[1:])[: s.n]):
+        projected = query @ target[i] + w["layer.query.bias"]
+        newest = history[-s.l :]
+        scores = np.array([(key @ entry) @ projected for entry in newest]) / math.sqrt(s.d)
+        weights = np.exp(scores) / np.exp(scores).sum()
+        for weight, entry in zip(weights, newest, strict=True):
+            results[i] += weight * (value @ entry)
+    return results
+
+
+def decayed_mean(s: Any, w: Weights, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    results = np.zeros((s.n, s.d))
+    for i, history in enumerate(np.split(rows, starts[1:])[: s.n]):
+        newest = history[-s.l :][::-1]
+        weights = [0.5 ** (age / 2) for age in range(len(newest))]
+        for weight, entry in zip(weights, newest, strict=True):
+            results[i] += weight * entry / sum(weights)
+    return results
 
 
 def sequence_mask(s: Any, w: Weights, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -154,10 +182,24 @@ SEQUENCE = [("n", "t", "d"), Input(("n", "t"), zero_or_one)]
 CASES = [
     Case(
         "pad_sequence",
-        lambda s: Padded(s.l),
+        lambda s: Packed(PadSequence(s.l)),
         [("n*t", "d"), Input(("n",), starts)],
         pad,
         sizes={"l": (1, 5)},
+    ),
+    Case(
+        "dot_attention",
+        lambda s: Packed(DotAttentionPooling(s.d, length=s.l)),
+        [("n", "d"), ("n*t", "d"), Input(("n",), starts)],
+        dot_attention,
+        sizes={"l": (1, 8)},
+    ),
+    Case(
+        "decayed_mean",
+        lambda s: Packed(DecayedMean(2.0, length=s.l)),
+        [("n*t", "d"), Input(("n",), starts)],
+        decayed_mean,
+        sizes={"l": (1, 8)},
     ),
     Case(
         "sequence_mask",
@@ -259,8 +301,8 @@ def test_a_layer_equals_its_reference(case: Case) -> None:
 
 
 def test_the_layers_export(tmp_path: Path) -> None:
-    # in the first one, the rows of a sample end where those of the next begin
-    check_export(CASES[1:], tmp_path)
+    # in the first three, the rows of a sample end where those of the next begin
+    check_export(CASES[3:], tmp_path)
 
 
 # --- against torch ----------------------------------------------------------------------------------

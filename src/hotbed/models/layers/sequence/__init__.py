@@ -5,6 +5,7 @@ attention.py    attention of several heads
 augru.py        GRU whose updates follow an attention
 gru.py          GRU over histories
 mask.py         masks of padded sequences from their lengths
+packed.py       histories pooled as they are packed, without padding
 pad.py          histories of any length as one tensor with a mask
 pooling.py      a history pooled by how much its entries matter for a target
 transformer.py  a transformer layer for padded sequences
@@ -18,6 +19,7 @@ from hotbed.models.layers.sequence.attention import (
 from hotbed.models.layers.sequence.augru import AUGRU
 from hotbed.models.layers.sequence.gru import GRU
 from hotbed.models.layers.sequence.mask import SequenceMask
+from hotbed.models.layers.sequence.packed import DecayedMean, DotAttentionPooling
 from hotbed.models.layers.sequence.pad import PadSequence
 from hotbed.models.layers.sequence.pooling import AttentionPooling
 from hotbed.models.layers.sequence.transformer import TransformerLayer
@@ -28,6 +30,8 @@ __all__ = [
     "AttentionPooling",
     "AttentionScores",
     "AttentionSum",
+    "DecayedMean",
+    "DotAttentionPooling",
     "MultiHeadAttention",
     "PadSequence",
     "SequenceMask",
