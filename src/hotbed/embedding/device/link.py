@@ -85,7 +85,7 @@ class DeviceLink:
         """
         with on_stream(self._up):
             results = [part.to(self._device, non_blocking=True) for part in values]
-            slot.copied.record()
+            slot.copied.record(self._up)
         self._receive(slot, results)
         return results
 
@@ -98,7 +98,7 @@ class DeviceLink:
         (source,) = slot.tensors([((_size(layout),), torch.uint8)])
         with on_stream(self._up):
             together = source.to(self._device, non_blocking=True)
-            slot.copied.record()
+            slot.copied.record(self._up)
         self._receive(slot, [together])
         # `data` counts its own versions: a network may write to one of them in place
         parts = [part.data for part in _tensors_in(together, layout)]
@@ -115,7 +115,7 @@ class DeviceLink:
         with on_stream(self._down):
             for target, part in zip(targets, present, strict=True):
                 target.copy_(part, non_blocking=True)
-            slot.copied.record()
+            slot.copied.record(self._down)
         rest = iter(targets)
         arrived = [None if part is None else next(rest) for part in values]
         return Arrival(self._slots_down, slot, arrived, present)
