@@ -80,6 +80,8 @@ ONLY = {
         "prepare",
         "quality",
         "serving.main",
+        "training.device_checks",
+        "training.devices",
         "watch",
     }
 }

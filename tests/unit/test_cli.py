@@ -166,7 +166,7 @@ def test_verbs_and_flags_are_frozen() -> None:
             "data_file",
         ],
         "schema": [],
-        "doctor": ["--disk", "--ranks"],
+        "doctor": ["--device", "--disk", "--ranks"],
         "plan": [
             "--bandwidth",
             "--cores",

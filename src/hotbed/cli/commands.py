@@ -760,8 +760,16 @@ def doctor(
         Path | None,
         typer.Option(metavar="FOLDER", help="A folder for hb.Ssd: measure how fast its disk is."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A device for the dense part, such as cuda: check it."),
+    ] = None,
 ) -> None:
     """List what this machine and this install can do.
+
+    With --device, train a small model on it, and compare copies, rows, losses, loss scaling and
+    states with the CPU's, which takes up to two minutes: see docs/devices.md. A device that fails
+    is exit code 1.
 
     With --disk, write a file of 1 GiB in a folder, read it at random for some seconds, and remove
     it: the reads a second bound the speed of tables on that disk, see docs/tiers.md.
@@ -780,6 +788,12 @@ def doctor(
         with show.StageBars() as bars:
             speed = disks.measure(str(disk), bars.update)
         disks.print_disk(speed)
+        return
+    if device is not None:
+        from hotbed.cli.device import print_checks
+
+        if not print_checks(device):
+            raise typer.Exit(1)
         return
     machine.print_machine(machine.diagnose())
     if not machine.has_native_core():

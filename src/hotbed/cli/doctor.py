@@ -115,12 +115,12 @@ def _native_core() -> str:
 def _device() -> str:
     if not util.find_spec("torch"):
         return "none without torch"
-    torch = import_module("torch")
-    if torch.cuda.is_available():
-        return f"cuda: {torch.cuda.get_device_name()}"
-    if torch.backends.mps.is_available():
-        return "mps"
-    return f"cpu, {torch.get_num_threads()} threads"
+    from hotbed.training.devices import devices_here
+
+    devices = devices_here()
+    if len(devices) == 1:
+        return f"cpu, {import_module('torch').get_num_threads()} threads"
+    return f"{', '.join(devices[1:])}: check with hotbed doctor --device {devices[1]}"
 
 
 def print_machine(parts: Iterable[Part]) -> None:

@@ -24,6 +24,7 @@ writes.py         Writes: how often a run saved or published, and how often that
 ahead/            the ids of coming batches are mapped to rows while earlier batches train
 auto/             ordinary torch models whose embeddings become tables: `hb.auto`
 callbacks/        the callbacks of `hb.callbacks`
+device_checks/    whether a device computes the dense part rightly
 decisions/        what is decided between steps
 gate/             which versions of a stream are published
 step/             the stages of a step, in the order in which the loop calls them

@@ -15,7 +15,7 @@ from hotbed.training.arguments import listed
 
 
 def find_device(where: str, name: str | torch.device) -> torch.device:
-    """Return a device of this machine.
+    """Return a device of this machine, with its number.
 
     Several ranks that train together share out the devices of a machine: a name without a number,
     such as "cuda", means the device `local rank % number of devices`.
@@ -36,10 +36,10 @@ def find_device(where: str, name: str | torch.device) -> torch.device:
         raise _absent(where, name)
     if device.type == "cpu":
         return torch.device("cpu")
-    has_number = str(device) != device.type
-    if trains_together() and not has_number:
-        return torch.device(device.type, local_rank() % num_devices)
-    return device
+    if str(device) != device.type:
+        return device
+    number = local_rank() % num_devices if trains_together() else _current(device.type)
+    return torch.device(device.type, number)
 
 
 def devices_here() -> list[str]:
@@ -101,6 +101,12 @@ def _num_devices(kind: str) -> int:
         return 0
     count = getattr(device_module, "device_count", None)
     return int(count()) if callable(count) else 0
+
+
+def _current(kind: str) -> int:
+    """Return the number of the device of a kind that torch uses where none is said."""
+    current = getattr(getattr(torch, kind), "current_device", None)
+    return int(current()) if callable(current) else 0
 
 
 def _absent(where: str, name: Any) -> ConfigError:

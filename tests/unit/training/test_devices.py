@@ -14,12 +14,16 @@ pytest.importorskip("torch", reason="torch absent")
 
 import devices
 import torch
-from devices import Schedule
+from devices import Schedule, finds_removed, schedules, wait_sites
 from forked import SERVER, LogLines
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.cli.device import print_checks
+from hotbed.cli.show import console
+from hotbed.embedding.device.link import DeviceLink
+from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.job import Fit, Job
+from hotbed.training.device_checks import checks
 
 DRAW = np.random.default_rng(0)
 ROWS = {
@@ -132,7 +136,7 @@ def test_network_loss_and_evaluation_are_moved_and_a_stale_optimizer_is_refused(
     places, rows, loss, (stale, absent) = SERVER.call(moved_and_refused)
     assert (places, rows) == ({"fake:0"}, {"cpu"})
     assert 0 < loss < 1
-    assert "does not follow a network to fake, got Adagrad" in stale
+    assert "does not follow a network to fake:0, got Adagrad" in stale
     assert absent.endswith("Give one of ['cpu', 'fake:0'].")
 
 
@@ -178,3 +182,46 @@ def test_model_on_a_device_is_exported_and_served_on_the_cpu(tmp_path: Path) -> 
     assert places == {"fake:0"}
     for trained, served in scores:
         np.testing.assert_allclose(served, trained, rtol=1e-6)
+
+
+def checked() -> Any:
+    """Return what the command prints of a sound device, and which waits a check misses."""
+    queues = devices.install()
+    queues.reset(Schedule("lazy"))
+    small = checks.Size(steps=3, samples=16, rounds=6, copied_bytes=1 << 14)
+    setattr(checks, "Size", lambda: small)  # noqa: B010  # its fork ends with this test
+    setattr(hb.RecModel, "graph", no_extra)  # noqa: B010  # exports have a test of their own
+    with console.capture() as printed:
+        sound = print_checks("fake")
+    waits = checks.DeviceChecks(torch.device("fake:0")).check_waits
+    missed = {
+        site: list(finds_removed(queues, waits, site, waits(), schedules(drawn=2)))
+        for site in wait_sites(queues, waits)
+        if site[0] == "link.py"  # the check itself waits to measure time
+    }
+    queues.reset(Schedule("lazy"))
+    bring = DeviceLink.bring
+
+    def one_bit_off(link: DeviceLink, values: Any) -> Any:
+        return bring(link, [None if part is None else part * (1 + 2**-23) for part in values])
+
+    setattr(DeviceLink, "bring", one_bit_off)  # noqa: B010
+    with console.capture() as of_bad:
+        usable = print_checks("fake")
+    return sound, printed.get(), missed, usable, of_bad.get()
+
+
+def no_extra(model: hb.RecModel) -> Any:
+    raise MissingExtra("export")
+
+
+def test_doctor_passes_a_sound_device_and_refuses_one_that_loses_a_bit() -> None:
+    sound, printed, missed, usable, of_bad = SERVER.call(checked)
+    assert sound, printed
+    assert "fake:0 passed all 8 checks." in printed
+    assert "no export without hotbed[export]" in printed
+    assert len(missed) == 4
+    assert all(missed.values()), missed
+    assert not usable
+    assert "FAILED rows: tables that learned on the device differ" in of_bad
+    assert "failed 2 of 8 checks: waits under load, rows" in of_bad
