@@ -33,6 +33,12 @@ from hotbed.persist.state.saver import Saver
 from hotbed.prepare import Preparation, prepare
 
 MODELS = ["LR", "FM", "WideDeep", "DeepFM", "DNN", "DCN", "DCNv2", "DLRM"]
+TWO_LABELS: dict[str, dict[str, Any]] = {
+    "MMoE": {"num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
+    "PLE": {"levels": [[8], [8]]},
+    "ESMM": {"hidden": [8]},
+    "AITM": {"hidden": [8]},
+}
 
 
 def columns(n: int, seed: int) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def schema_of(labels: int) -> hb.Schema:
 
 
 def trained(kind: str, **options: Any) -> tuple[hb.RecModel, hb.Schema]:
-    schema = schema_of(2 if kind == "MMoE" else 1).fit(hb.sources.Memory(columns(400, 0)))
+    schema = schema_of(2 if kind in TWO_LABELS else 1).fit(hb.sources.Memory(columns(400, 0)))
     tables = hb.make_tables(schema, dim=4, admit=hb.MinCount(3), default=0.1)
     tables["user"] = hb.Table("user", 4)
     network = getattr(hb.models, kind)(schema, tables, **options)
@@ -85,7 +91,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
 
     @cache
     def export(kind: str) -> tuple[hb.RecModel, Path]:
-        model, _ = trained(kind)
+        model, _ = trained(kind, **TWO_LABELS.get(kind, {}))
         path = tmp_path_factory.mktemp(kind) / "export"
         model.export(path)
         return model, path
@@ -93,7 +99,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     return export
 
 
-@pytest.mark.parametrize("kind", [*MODELS, "MMoE"])
+@pytest.mark.parametrize("kind", [*MODELS, *TWO_LABELS])
 def test_a_served_score_is_the_training_score(kind: str, frozen: Frozen, tmp_path: Path) -> None:
     model, path = frozen(kind)
     served = hb.ParameterServer(tmp_path / "rows").load("m", path)
@@ -102,7 +108,7 @@ def test_a_served_score_is_the_training_score(kind: str, frozen: Frozen, tmp_pat
     found = hb.InferenceSession(served).predict(
         {name: asked[name] for name in asked if name not in ("label", "like")}
     )
-    if kind != "MMoE":
+    if kind not in TWO_LABELS:
         expected, found = {"label": expected}, {"label": found}
     assert set(found) == set(expected)
     for name in expected:

@@ -261,6 +261,30 @@ def one_label_models() -> Found:
     return trained(SideBySide(), dataset(ONE_LABEL))
 
 
+@case
+def layered_experts() -> Found:
+    shape = {"levels": ((8,), (4,)), "tower_hidden": (4,), "batch_norm": True, "dropout": 0.2}
+    network = hb.models.PLE(TWO_LABELS, tables(TWO_LABELS), **shape)
+    return trained(network, dataset(TWO_LABELS))
+
+
+def events(kind: str) -> Case:
+    """Labels of which the second follows the first, with the penalty of their order."""
+
+    def trained_events() -> Found:
+        make = getattr(hb.models, kind)
+        network = make(TWO_LABELS, tables(TWO_LABELS), hidden=(8,), dropout=0.2)
+        losses = {"y": hb.losses.BCE(), "z": hb.losses.BCE()}
+        loss = hb.losses.MultiTask(losses, order=("y", "z"))
+        return trained(network, dataset(TWO_LABELS), loss=loss)
+
+    return trained_events
+
+
+CASES["entire_space"] = events("ESMM")
+CASES["transferred"] = events("AITM")
+
+
 @quick
 def sequences() -> Found:
     network = hb.models.DIN(

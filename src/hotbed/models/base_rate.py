@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
+from hotbed.models.esmm import ESMM
 from hotbed.models.layers import LinearTerm, LogitHead
 
 
@@ -30,13 +32,16 @@ def set_base_rate(network: nn.Module, rate: float | Mapping[str, float]) -> None
     Example: `hb.models.set_base_rate(network, 0.02)`. Source: Lin et al., "Focal Loss for Dense
     Object Detection", ICCV 2017, section 3.3.
     """
-    rates = rate if isinstance(rate, Mapping) else {None: rate}
-    for label, share in rates.items():
+    rates: Mapping[Any, float] = rate if isinstance(rate, Mapping) else {None: rate}
+    for share in rates.values():
         if not 0 < share < 1:
             raise ConfigError(
                 f"base_rate: a share of positives is above 0 and below 1, got {share!r}. Give the "
                 "mean of the labels."
             )
+    if isinstance(network, ESMM) and isinstance(rate, Mapping):
+        rates = network.head_rates(rate)
+    for label, share in rates.items():
         with torch.no_grad():
             _bias_of(network, label).fill_(math.log(share / (1 - share)))
 

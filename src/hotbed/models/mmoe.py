@@ -13,8 +13,9 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import MLP, ExpertMixture, FeatureInputs, LogitHead, xavier_
 from hotbed.models.layers.dense import Activation
+from hotbed.models.tasks import tasks_of
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -60,7 +61,7 @@ class MMoE(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.tasks = _tasks(schema, tasks)
+        self.tasks = tasks_of(schema, tasks)
         if num_experts < 1 or not expert_hidden:
             raise ConfigError(
                 f"num_experts, expert_hidden: too small, got {num_experts}, "
@@ -77,6 +78,7 @@ class MMoE(nn.Module):
         self.gates = nn.ModuleDict(
             {task: nn.Linear(width, num_experts, bias=False) for task in self.tasks}
         )
+        self.mixture = ExpertMixture()
         self.towers = nn.ModuleDict({task: mlp(mixed, tower_hidden) for task in self.tasks})
         self.heads = nn.ModuleDict(
             {task: LogitHead([mixed, *tower_hidden][-1]) for task in self.tasks}
@@ -89,18 +91,6 @@ class MMoE(nn.Module):
         experts = torch.stack([expert(flat) for expert in self.experts], dim=1)
         logits: dict[str, Tensor] = {}
         for task in self.tasks:
-            gate = torch.softmax(self.gates[task](flat), dim=-1).to(experts.dtype)
-            mixed = torch.bmm(gate.unsqueeze(1), experts).squeeze(1)
+            mixed = self.mixture(self.gates[task](flat), experts)
             logits[task] = self.heads[task](self.towers[task](mixed))
         return logits
-
-
-def _tasks(schema: Schema, tasks: Sequence[str]) -> tuple[str, ...]:
-    labels = [label.name for label in schema.labels]
-    unknown = [task for task in tasks if task not in labels]
-    if unknown or not labels:
-        raise ConfigError(
-            f"tasks: not a label of the schema, got {unknown or list(tasks)}. "
-            f"Give some of {', '.join(labels)}."
-        )
-    return tuple(tasks) or tuple(labels)

@@ -654,6 +654,9 @@ BUILDS: dict[str, tuple[list[Any], dict[str, Any], list[Any]]] = {
     "transformer_layer": ([(5, 8), (5,)], {"num_heads": 4}, [(5, 8)]),
     "gru": ([(5, 8)], {"hidden_size": 3}, [(5, 3), (3,)]),
     "augru": ([(5, 8), (5,)], {"hidden_size": 3}, [(5, 3), (3,)]),
+    "expert_mixture": ([(3,), (3, 8)], {}, [(8,)]),
+    "information_transfer": ([(8,), (8,)], {}, [(8,)]),
+    "joint_logit": ([(), ()], {}, [()]),
 }
 FLATTENED = {"fused_reshape_concat": 4, "fused_reshape_concat_general": 5}  # rows of a sample
 # layers that read a batch or packed rows, are part of an input, or of mlp

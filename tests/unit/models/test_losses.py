@@ -246,6 +246,26 @@ def test_multi_task_adds_weighted_losses_by_label() -> None:
         MultiTask({})
 
 
+def test_events_in_order_cost_what_a_later_one_exceeds_the_one_before_it() -> None:
+    x, y, w = draw()
+    logits = {"click": x, "cart": torch.randn(20), "buy": torch.randn(20)}
+    labels = dict.fromkeys(logits, y)
+    losses = {"click": BCE(), "cart": Focal(), "buy": BCE()}
+    ordered = MultiTask(losses, {"buy": 3.0}, order=("click", "cart", "buy"), order_weight=0.5)
+    p = {name: 1 / (1 + np.exp(-logit.double().numpy())) for name, logit in logits.items()}
+    excess = np.maximum(p["cart"] - p["click"], 0) + np.maximum(p["buy"] - p["cart"], 0)
+    for weight in (None, w):
+        difference = ordered(logits, labels, weight) - MultiTask(losses, {"buy": 3.0})(
+            logits, labels, weight
+        )
+        factor = np.ones(20) if weight is None else weight.numpy()
+        assert difference.item() == pytest.approx(0.5 * np.mean(factor * excess), rel=1e-4)
+    assert config.build(config.describe(ordered), MultiTask).order == ("click", "cart", "buy")
+    for order in (("click", "view"), ("click", "price")):
+        with pytest.raises(ConfigError, match=rf"MultiTask\.order: .* got '{order[1]}' with"):
+            MultiTask({**losses, "price": MSE()}, order=order)
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_every_loss_is_found_by_name_and_describes_itself(cls: type[Loss]) -> None:
     assert get_loss(config.kind_of(cls)) == cls()

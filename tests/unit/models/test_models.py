@@ -58,7 +58,11 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "QNN": ("QNN", {"batch_norm": True, "dropout": 0.1}),
     "RankMixer": ("RankMixer", {"part_width": 2}),
     "MMoE": ("MMoE", {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
+    "PLE": ("PLE", {"levels": ((8,), (8,)), "tower_hidden": ()}),
+    "ESMM": ("ESMM", SMALL),
+    "AITM": ("AITM", SMALL),
 }
+TWO_LABELS = ("MMoE", "PLE", "ESMM", "AITM")
 
 
 def make(name: str, schema: hb.Schema = SCHEMA, dim: int = 4, seed: int = 0) -> torch.nn.Module:
@@ -112,26 +116,37 @@ def test_a_batch_of_any_size_gives_one_float32_logit_a_sample(
         model.train(training)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             outputs = by_label(model(samples))
-        assert set(outputs) == ({"y", "z"} if name == "MMoE" else {"y"})
+        assert set(outputs) == ({"y", "z"} if name in TWO_LABELS else {"y"})
         assert all(
             logits.shape == (n,) and logits.dtype == torch.float32 for logits in outputs.values()
         )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "ESMM"])
 def test_first_predictions_lie_around_the_base_rate(name: str) -> None:
     model, samples = make(name).eval(), batch(5)
     rates = {"y": 0.02, "z": 0.5}
     before = by_label(model(samples))
-    hb.models.set_base_rate(model, rates if name == "MMoE" else rates["y"])
+    hb.models.set_base_rate(model, rates if name in TWO_LABELS else rates["y"])
     for label, logits in by_label(model(samples)).items():
         logit = np.log(rates[label] / (1 - rates[label]))
         torch.testing.assert_close(logits, before[label] + logit)
 
 
+def test_first_predictions_of_events_lie_around_their_shares_of_all_samples() -> None:
+    model, samples = make("ESMM").eval(), batch(300)
+    for head in model.heads.values():
+        torch.nn.init.zeros_(head.linear.weight)
+    hb.models.set_base_rate(model, {"y": 0.02, "z": 0.004})
+    for label, share in {"y": 0.02, "z": 0.004}.items():
+        predicted = torch.sigmoid(model(samples)[label])
+        torch.testing.assert_close(predicted, torch.full((300,), share))
+
+
 @pytest.mark.parametrize(
     ("network", "rate", "message"),
     [
+        (make("ESMM"), {"y": 0.02, "z": 0.5}, r"base_rate\.z: must be below .* got 0.5 after 0.02"),
         (torch.nn.Linear(1, 1), 0.1, "needs an output whose bias is known, got Linear"),
         (make("LR"), {"z": 0.1}, "needs an output 'z' whose bias is known, got LR"),
         (make("LR"), 1.0, "above 0 and below 1, got 1.0"),
@@ -301,6 +316,11 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
             r"tasks: .*got \['income'\]",
         ),
         (lambda: hb.models.MMoE(SCHEMA, tables, num_experts=0), "num_experts"),
+        (lambda: hb.models.PLE(SCHEMA, tables, levels=((8,), ())), "PLE.levels: each level has"),
+        (lambda: hb.models.PLE(SCHEMA, tables, task_experts=0), "PLE.task_experts: must be"),
+        (lambda: hb.models.PLE(SCHEMA, tables, tasks=("y", "y")), "tasks: a label stands twice"),
+        (lambda: hb.models.AITM(SCHEMA, tables, hidden=()), "AITM.hidden: a tower has at least"),
+        (lambda: hb.models.AITM(SCHEMA, tables, tasks=("y",)), "tasks: events that follow each"),
         (
             lambda: hb.models.FinalMLP(SCHEMA, tables, context=["shop"]),
             r"context: not a feature of this model, got \['shop'\]. Use some of user, item",

@@ -224,7 +224,7 @@ def test_parts_are_joined_by_halves_and_absent_ones_are_left_out() -> None:
     assert joined_grains("--") is None
 
 
-@pytest.mark.parametrize("name", ["DeepFM", "DIEN", "BST", "MMoE"])
+@pytest.mark.parametrize("name", ["DeepFM", "DIEN", "BST", "MMoE", "PLE", "ESMM", "AITM"])
 def test_models_learn_by_grains_what_they_learn_as_a_whole(name: str) -> None:
     """They have sequences, bags, weights and two labels; there is no batch norm in them."""
 

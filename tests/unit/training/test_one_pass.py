@@ -63,6 +63,9 @@ SAME_IN_BOTH = {
     "DIEN": (HISTORIES, CLICKED),
     "BST": (HISTORIES, CLICKED),
     "MMoE": (FLAT, {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
+    "PLE": (FLAT, {"levels": ((8,), (4,)), "tower_hidden": ()}),
+    "ESMM": (FLAT, SMALL),
+    "AITM": (FLAT, SMALL),
 }
 
 

@@ -147,6 +147,10 @@ LAYERS: Mapping[str, Kind] = {
     "transformer_layer": Kind(layers.TransformerLayer, _last("width")),
     "gru": Kind(layers.GRU, _last("input_size")),
     "augru": Kind(layers.AUGRU, _last("input_size")),
+    # tasks
+    "expert_mixture": Kind(layers.ExpertMixture),
+    "information_transfer": Kind(layers.InformationTransfer, _last("dim")),
+    "joint_logit": Kind(layers.JointLogit),
 }
 
 

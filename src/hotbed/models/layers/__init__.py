@@ -12,6 +12,7 @@ of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
     interaction/  products of features: cross networks, inner products, factorization machines
     sequence/     layers over histories: tensors [n, length, dim] with a mask [n, length]
     shape/        other shapes of the same values; of described networks
+    tasks/        what models with several labels are made of
 """
 
 from hotbed.models.layers.activation import Dice, Softmax
@@ -73,6 +74,7 @@ from hotbed.models.layers.shape import (
     Reshape,
     Slice,
 )
+from hotbed.models.layers.tasks import ExpertMixture, InformationTransfer, JointLogit
 
 __all__ = [
     "AUGRU",
@@ -94,6 +96,7 @@ __all__ = [
     "DotInteraction",
     "Dropout",
     "ElementwiseMultiply",
+    "ExpertMixture",
     "FMInteraction",
     "FMOrder2",
     "FeatureGate",
@@ -106,6 +109,8 @@ __all__ = [
     "History",
     "HistoryInputs",
     "InteractingLayer",
+    "InformationTransfer",
+    "JointLogit",
     "LinearTerm",
     "LogitHead",
     "MLP",

@@ -202,7 +202,7 @@ class Scorer:
         elif self.eval_network is None:
             loss, prediction, label = outputs
         else:
-            for _, _, metric in self._fed or self._lay_out(None):
+            for _, _, metric in self._fed or self._lay_out([None]):
                 _update(metric, outputs, {}, rows, num_rows)
             return
         weight = host(example.weight)
@@ -219,7 +219,7 @@ class Scorer:
                 "metrics: they need labels, got data without labels. Use predict(), or add a Label "
                 "column."
             )
-        for _, name, metric in self._fed or self._lay_out(prediction):
+        for _, name, metric in self._fed or self._lay_out(_labels_of(prediction, label)):
             arguments: Scores = (prediction, label)
             extras: dict[str, Any] = {}
             has_indexes = getattr(metric, "indexes", None) is not None
@@ -298,11 +298,8 @@ class Scorer:
             values[name] = float(metric.eval())
         return values
 
-    def _lay_out(self, prediction: Any) -> list[Fed]:
+    def _lay_out(self, labels: list[Any]) -> list[Fed]:
         """Decide which metric reads which label: each label gets a copy of a metric for all."""
-        labels: list[Any] = [None]
-        if isinstance(prediction, dict):
-            labels = list(prediction)
         for name, metric in self.metrics.items():
             if isinstance(metric, Mapping):
                 self._check_label(name, labels)
@@ -580,6 +577,15 @@ def _rows_of(outputs: Any, rows: slice) -> Any:
     if isinstance(outputs, dict):
         return {name: output[rows] for name, output in outputs.items()}
     return outputs[rows]
+
+
+def _labels_of(prediction: Any, labels: Any) -> list[Any]:
+    """Return the names of the outputs that have a label; [None]: there is one without a name."""
+    if not isinstance(prediction, dict):
+        return [None]
+    if not isinstance(labels, Mapping):
+        return list(prediction)
+    return [name for name in prediction if name in labels]
 
 
 def _of_label(value: Any, label: str) -> Any:

@@ -21,6 +21,7 @@ from . import (  # noqa: E402
     test_interaction,
     test_sequence,
     test_shape,
+    test_tasks,
 )
 from .harness import Case, check_export, check_layer  # noqa: E402
 
@@ -91,6 +92,7 @@ def test_every_layer_of_descriptions_has_an_entry() -> None:
         test_interaction,
         test_sequence,
         test_shape,
+        test_tasks,
     )
     cases = [test_dense.HEAD]
     for kind in kinds:
