@@ -55,8 +55,8 @@ from hotbed.models.recorded import recorded
 from hotbed.models.wide_deep import WideDeep
 
 __all__ = [
-    "AutoInt",
     "AITM",
+    "AutoInt",
     "BST",
     "DCN",
     "DCNv2",
@@ -72,9 +72,9 @@ __all__ = [
     "LR",
     "MMoE",
     "MaskNet",
+    "PLE",
     "QNN",
     "RankMixer",
-    "PLE",
     "WideDeep",
     "recorded",
     "set_base_rate",
