@@ -314,7 +314,11 @@ def test_json_schema_has_every_key_and_kind() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", "ple", r"job\.model\.kind: unknown kind, got 'ple'. Use one of bst, dcn"),
+        (
+            "model",
+            "xyzzy",
+            r"job\.model\.kind: unknown kind, got 'xyzzy'. Use one of aitm, bst, dcn",
+        ),
         ("model", {"kind": "dcn_v2"}, r"job\.model\.kind: .*Did you mean 'dcnv2'"),
         ("loss", "bse", r"job\.loss\.kind: .*Did you mean 'bce' or 'mse'"),
         ("metrics", ["acu"], r"job\.metrics\.0.*: .*Did you mean 'auc'"),
