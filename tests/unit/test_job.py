@@ -317,7 +317,7 @@ def test_json_schema_has_every_key_and_kind() -> None:
         (
             "model",
             "xyzzy",
-            r"job\.model\.kind: unknown kind, got 'xyzzy'. Use one of aitm, bst, dcn",
+            r"job\.model\.kind: unknown kind, got 'xyzzy'. Use one of aitm, auto_int",
         ),
         ("model", {"kind": "dcn_v2"}, r"job\.model\.kind: .*Did you mean 'dcnv2'"),
         ("loss", "bse", r"job\.loss\.kind: .*Did you mean 'bce' or 'mse'"),
