@@ -86,7 +86,7 @@ class AITM(nn.Module):
         before = self.towers[first](flat)
         logits = {first: self.heads[first](before)}
         for task in self.tasks[1:]:
-            own = self.towers[task](flat)
-            before = self.transfers[task](self.transferred[task](before), own)
+            of_tower = self.towers[task](flat)
+            before = self.transfers[task](self.transferred[task](before), of_tower)
             logits[task] = self.heads[task](before)
         return logits

@@ -97,11 +97,11 @@ class PLE(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """A batch of n samples -> logits [n] by task."""
         flat = self.inputs(batch)
-        own = dict.fromkeys(self.tasks, flat)
+        of_tasks = dict.fromkeys(self.tasks, flat)
         shared = flat
         for level in self.levels:
-            own, shared = level(own, shared)
-        return {task: self.heads[task](self.towers[task](own[task])) for task in self.tasks}
+            of_tasks, shared = level(of_tasks, shared)
+        return {task: self.heads[task](self.towers[task](of_tasks[task])) for task in self.tasks}
 
 
 class _Level(nn.Module):
