@@ -238,7 +238,7 @@ class AnyOrder(Grains):
             torch.rand(number + 1)
             if every[number] is not None:
                 torch.default_generator.manual_seed(seed + number)
-                results[number] = self._run_one(every[number], num_samples)
+                results[number] = self._run_one(every[number], num_samples)()
         return results
 
 

@@ -44,6 +44,7 @@ class DenseExchange:
         self._ranks = ranks
         self._placement = placement
         self._dtype = dtype
+        self._device = like[-1].device  # of all values; sums are made on the host
         self._numbers = [number for number, tensor in enumerate(like) if tensor.dtype == dtype]
         self._shapes = [like[number].shape for number in self._numbers]
         lines = LINE // dtype.itemsize
@@ -69,14 +70,14 @@ class DenseExchange:
         """
         flats = []
         for block in self._placement.blocks[self._ranks.rank]:
-            flat = torch.empty(self._num_values, dtype=self._dtype)
+            flat = torch.empty(self._num_values, dtype=self._dtype, device=self._device)
             for number, part in zip(self._numbers, flat.split(self._lengths), strict=True):
                 value = joined(values[number][block.first : block.first + block.size])
                 length = 0 if value is None else value.numel()
                 if value is not None:
                     part[:length] = value.reshape(-1)
                 part[length:] = -0.0  # which adds nothing
-            flats.append(flat)
+            flats.append(flat.cpu())
         if self._ranks.hosts.ranks > 1:
             flats = self._of_host(flats)
         return [self._for_ranks(flat) for flat in flats]
@@ -146,7 +147,7 @@ class DenseExchange:
         """Return the sums by number, in their shapes; `shares`: of all ranks, [ranks, width]."""
         hosts = self._ranks.hosts
         in_order = shares.view(hosts.count, hosts.ranks, self._width).transpose(0, 1)
-        flat = in_order.reshape(-1)
+        flat = in_order.reshape(-1).to(self._device)
         if flat.data_ptr() % LINE:
             flat = flat.clone()
         parts = flat[: self._num_values].split(self._lengths)

@@ -515,7 +515,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     """Return a digest of the values of tensors, for `Ranks.check_equal`."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        values = tensor.detach().contiguous().view(-1)
+        values = tensor.detach().cpu().contiguous().view(-1)
         if len(values):  # an empty array may have a stride of 0
             digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,7 +167,7 @@ class RowGradients:
         """
         if device.type == "cpu":
             sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
-            self._add(sums, lookup)
+            self._put(_added(self._arrived(), sums, lookup))
             return
         self._device = device
         arrival = link_to(device).bring([flat, *sequences])
@@ -203,6 +204,20 @@ class RowGradients:
             self._pending = None
         return sums
 
+    def take_later(self) -> Callable[[], Sums | None]:
+        """Take the gradients that wait or are on their way; return what waits for them.
+
+        It returns what `take` would have returned.
+        """
+        if not self._coming:
+            sums = self.take()
+            return lambda: sums
+        coming = self._coming
+        earlier = self._arrived()
+        self._pending = None
+        self._set_coming([])
+        return lambda: functools.reduce(self._with, coming, earlier)
+
     def drop(self) -> None:
         """Drop the gradients that wait."""
         self._drop_coming()
@@ -225,12 +240,9 @@ class RowGradients:
         self._drop_coming()
         self._put(sums)
 
-    def _add(self, sums: Sums, lookup: Lookup) -> None:
-        """Add sums of `lookup` to the gradients that have arrived."""
-        earlier = self._arrived()
-        if earlier is not None and any(earlier.mapped.num_uniques()):
-            sums = lookup.join([earlier, sums])
-        self._put(sums)
+    def _with(self, earlier: Sums | None, gradients: Coming) -> Sums:
+        """Return gradients that are on their way, added to earlier ones."""
+        return _added(earlier, gradients.summed(self._layout.groups), gradients.lookup)
 
     def _put(self, sums: Sums) -> None:
         sums = _on_host(sums, self._device)
@@ -242,7 +254,7 @@ class RowGradients:
         """Sum the first of the gradients that are on their way."""
         self._set_coming(self._coming[len(coming) :])
         for gradients in coming:
-            self._add(gradients.summed(self._layout.groups), gradients.lookup)
+            self._put(self._with(self._arrived(), gradients))
 
     def _drop_coming(self) -> None:
         if self._coming:
@@ -288,3 +300,10 @@ class RowGradients:
         nothing = self._without_ids(pending.sums.mapped)
         self._put(nothing)
         return nothing
+
+
+def _added(earlier: Sums | None, sums: Sums, lookup: Lookup) -> Sums:
+    """Return sums of `lookup` and earlier ones as those of all their ids."""
+    if earlier is None or not any(earlier.mapped.num_uniques()):
+        return sums
+    return lookup.join([earlier, sums])

@@ -73,7 +73,7 @@ def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Tab
     """
     digest = 0
     for weight in weights:
-        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
+        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS].cpu()
         digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
         digest = zlib.crc32(bytes([weight.requires_grad]), digest)
     return {
@@ -145,7 +145,7 @@ def _digest_of_arrays(arrays: Sequence[Any]) -> int:
     for array in arrays:
         if torch.is_tensor(array):  # weights of ids may learn, on all ranks or on none
             digest = zlib.crc32(bytes([array.requires_grad]), digest)
-            array = array.detach()
+            array = array.detach().cpu()
         if array is not None:
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
     return digest

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import Plans, Sums
-from hotbed.embedding.modules import Embedding, EmbeddingCollection, device_of, table_modules
+from hotbed.embedding.modules import Embedding, EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
 from hotbed.training.step.batch_weights import BatchWeights
 from hotbed.training.step.division import Division
@@ -83,7 +83,7 @@ class Grains(Passes):
     which grains are computed, nor on the processes that compute them.
 
     Args:
-        network_pass: over the samples of a grain, on the CPU. Its network looks up the ids of a
+        network_pass: over the samples of a grain. Its network looks up the ids of a
             `Batch` as they are, once each, or any ids by `hb.Embedding`, or its adapter knows what
             it looks up.
         division: of a batch.
@@ -151,7 +151,7 @@ class Grains(Passes):
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
         assert example.batch is not None, "the loop divides batches"
-        with _seeds() as seed, self._dense.step(example.batch.grain_ends):
+        with _seeds(self._pass.device) as seed, self._dense.step(example.batch.grain_ends):
             plans, grains = self._planned(example)
             results = self._run(grains, seed, example.num_samples)
             loss = self._join(plans, results)
@@ -212,10 +212,11 @@ class Grains(Passes):
             if sums is not None:
                 for square in sums.mapped.squares(sums).tolist():
                     total += square
-        for parameter in self._pass.dense_parameters:
-            if parameter.grad is not None:
-                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
-        return torch.tensor(math.sqrt(total), device=self._pass.device)
+        gradients = [p.grad for p in self._pass.dense_parameters if p.grad is not None]
+        norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in gradients]
+        for norm in torch.stack(norms).tolist() if norms else ():
+            total += norm**2
+        return torch.tensor(math.sqrt(total))
 
     def _call_with(self, grain: Example) -> Any:
         """Return what the network returns for a grain."""
@@ -254,17 +255,26 @@ class Grains(Passes):
     def _run(
         self, grains: Sequence[Example | None], seed: int, num_samples: int
     ) -> list[GrainResult | None]:
-        """Return what each grain leaves; the network is then as before, but for its gradients."""
-        results: list[GrainResult | None] = []
+        """Return what each grain leaves; the network is then as before, but for its gradients.
+
+        What a grain leaves on a device is read while the device computes the next one.
+        """
+        results: list[GrainResult | None] = [None] * len(grains)
+        before: tuple[int, Callable[[], GrainResult]] | None = None
         for number, grain in enumerate(grains):
-            result = None
-            if grain is not None:
-                torch.default_generator.manual_seed(seed + number)
-                result = self._run_one(grain, num_samples)
-            results.append(result)
+            if grain is None:
+                continue
+            _seed_all(seed + number, self._pass.device)
+            result = self._run_one(grain, num_samples)
+            if before is not None:
+                results[before[0]] = before[1]()
+            before = number, result
+        if before is not None:
+            results[before[0]] = before[1]()
         return results
 
-    def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
+    def _run_one(self, grain: Example, num_samples: int) -> Callable[[], GrainResult]:
+        """Run a grain; return what waits for what it leaves."""
         network_pass = self._pass
         self._shard.enter("forward")
         with self._lookups.in_turn(grain):
@@ -275,15 +285,15 @@ class Grains(Passes):
         self._shard.enter("backward")
         network_pass.backward(loss)
         gradients = [parameter.grad for parameter in network_pass.dense_parameters]
-        sums = [module.gradients.take() for module in self._collections]
+        sums = [module.gradients.take_later() for module in self._collections]
         network_pass.forget()
-        buffers = [
-            None if torch.equal(buffer, before) else buffer.clone()
-            for buffer, before in zip(network_pass.buffers, network_pass.before, strict=True)
-        ]
-        network_pass.restore_buffers()
+        buffers = network_pass.leave_buffers()
         weights = self._weights.gradients_of(grain)
-        return GrainResult(loss.detach(), network_pass.outputs, gradients, sums, buffers, weights)
+        outputs = network_pass.outputs
+        value = loss.detach()
+        return lambda: GrainResult(
+            value, outputs, gradients, [of_module() for of_module in sums], buffers(), weights
+        )
 
     def _join(self, plans: Plans, grains: Sequence[GrainResult | None]) -> Tensor:
         """Join what the grains leave, and return the loss; the gradients are for `backward`."""
@@ -315,7 +325,7 @@ class Grains(Passes):
             if total is not None:
                 self._pass.buffers[number].copy_(total / count)
         for number, value in integers.items():
-            self._pass.buffers[number].copy_(value)
+            self._pass.buffers[number].copy_(value, non_blocking=True)
         return loss
 
     def _integers(self, grains: Sequence[GrainResult | None]) -> dict[int, Tensor]:
@@ -371,9 +381,16 @@ def _check_agree(values: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def _seeds() -> Iterator[int]:
-    """Yield a number from torch's generator, which is set back to after the draw in the end."""
+def _seeds(device: torch.device) -> Iterator[int]:
+    """Yield a number from torch's generator.
+
+    Its state, and that of the generator of a device, is set back to after the draw in the end.
+    """
     seed = int(torch.randint(SEEDS, ()))
+    if device != CPU:
+        with torch.random.fork_rng([device], device_type=device.type):
+            yield seed
+        return
     state = torch.default_generator.get_state()
     try:
         yield seed
@@ -381,14 +398,16 @@ def _seeds() -> Iterator[int]:
         torch.default_generator.set_state(state)
 
 
+def _seed_all(seed: int, device: torch.device) -> None:
+    """Seed the generators of the host and of a device."""
+    if device == CPU:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def check_grains(network: nn.Module, grains: int) -> None:
-    """Raise ConfigError if a network is not on the CPU, or compiled."""
-    device = device_of(network)
-    if device != CPU:
-        raise ConfigError(
-            f"grains: networks are computed by grains on the CPU, got {grains} grains and a "
-            f"network on {device}. Leave grains out, or move the network to the CPU."
-        )
+    """Raise ConfigError if a network is compiled."""
     if any(_is_compiled(module) for module in network.modules()):
         raise ConfigError(
             f"grains: a step by grains runs the network as it is written, got {grains} grains and "

@@ -35,7 +35,7 @@ from hotbed.training.step.agreement import (
 )
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.division import Division
-from hotbed.training.step.example import Example, misfits_named
+from hotbed.training.step.example import CPU, Example, misfits_named
 from hotbed.training.step.grains import Grains, check_grains
 from hotbed.training.step.network import adapter_of, looks_up_once
 from hotbed.training.step.passes import NetworkPass, Passes, own_loss
@@ -196,7 +196,13 @@ class StepLearner:
         self._max_norm = max_norm
         with self.passes.scaled():
             norm = self.passes.norm()
-            torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+            if self.device == CPU:
+                torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+            else:
+                factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch has it
+                for parameter in self.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(factor)  # a number of the host: no copy, no wait
         return norm
 
     def begin(self) -> None:

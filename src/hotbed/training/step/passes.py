@@ -8,18 +8,19 @@ grain of the batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hotbed.embedding.device import link_to
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.step.criterion import Criterion
-from hotbed.training.step.example import Example, misfits_named
+from hotbed.training.step.example import CPU, Example, misfits_named
 
 
 class Passes(ABC):
@@ -43,7 +44,7 @@ class Passes(ABC):
 
     @abstractmethod
     def norm(self) -> Tensor:
-        """Return the norm of all gradients that wait, float32 []."""
+        """Return the norm of all gradients that wait, float32 [] on the host."""
 
     def scaled(self) -> AbstractContextManager[None]:
         """Return a block that scales the gradients that wait."""
@@ -121,20 +122,48 @@ class NetworkPass(Passes):
         self.loss = _detached(self.loss)
 
     def norm(self) -> Tensor:
-        """Return the norm of all gradients that wait, float32 [].
+        """Return the norm of all gradients that wait, float32 [] on the host.
 
         It is torch's: the norm of the norms of all gradients, of dense parameters and then of rows.
         The order of sums in a gradient of rows is that of its ids.
         """
-        gradients = [p.grad for p in (*self.dense_parameters, *self.row_parameters)]
-        return torch.nn.utils.get_total_norm(
-            [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-        )
+        dense = [p.grad for p in self.dense_parameters if p.grad is not None and p.grad.numel()]
+        rows = [p.grad for p in self.row_parameters if p.grad is not None and p.grad.numel()]
+        if self.device == CPU or not dense:
+            return torch.nn.utils.get_total_norm([*dense, *rows])
+        norms = [*torch.stack(torch._foreach_norm(dense)).cpu(), *torch._foreach_norm(rows)]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
 
     def restore_buffers(self) -> None:
         """Let the buffers be as they were before the last forward pass."""
         if self.buffers:
             torch._foreach_copy_(self.buffers, self.before)
+
+    def leave_buffers(self) -> Callable[[], list[Tensor | None]]:
+        """Let the buffers be as they were before the last forward pass.
+
+        Return what waits for the values that they had after it: None where it changed none. Those
+        of integers are on the host.
+        """
+        pairs = list(zip(self.buffers, self.before, strict=True))
+        if self.device == CPU or not pairs:
+            here = [None if torch.equal(*pair) else pair[0].clone() for pair in pairs]
+            self.restore_buffers()
+            return lambda: here
+        are_changed = torch.stack([(buffer != before).any() for buffer, before in pairs])
+        after = [buffer.clone() for buffer in self.buffers]
+        integers = [None if value.is_floating_point() else value for value in after]
+        arrival = link_to(self.device).bring([are_changed, *integers])
+        self.restore_buffers()
+
+        def changes(arrived: Sequence[Tensor | None]) -> list[Tensor | None]:
+            flags, *on_host = arrived
+            assert flags is not None, "it was sent"
+            values = [v if h is None else h.clone() for v, h in zip(after, on_host, strict=True)]
+            return [v if f else None for v, f in zip(values, flags.tolist(), strict=True)]
+
+        return lambda: arrival.read(changes)
 
     def forget(self) -> None:
         """Drop every gradient."""
