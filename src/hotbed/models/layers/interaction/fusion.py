@@ -88,7 +88,7 @@ class BilinearProduct(nn.Module):
         sizes = [width // num_heads for width in in_features]
         self.weight = nn.Parameter(torch.empty(num_heads, *sizes))
         with torch.no_grad():
-            self.weight.normal_(std=math.sqrt(2 / sum(sizes)))  # Xavier of one head
+            self.weight.normal_(std=math.sqrt(2 / (self.weight.numel() + 1)))  # as in FuxiCTR
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """[n, in_features[0]] and [n, in_features[1]] -> [n]."""
