@@ -683,7 +683,7 @@ PATCHED_CONSTANTS = {
     "hotbed.metrics.segments.MOST_VALUES_OF_STREAM": "behind the public callback BySegment",
     "hotbed.objects.WAITS": "a test does not wait for a store that stays away",
     "hotbed.persist.container.check.rows._NUMBERS_AT_ONCE": "behind every reader of a state",
-    "hotbed.persist.container.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
+    "hotbed.persist.container.manifest.FLOATS_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
     "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",
     "hotbed.serving.server.scoring.models.START_SECONDS": "how long a start waits for a source",

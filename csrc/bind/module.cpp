@@ -14,6 +14,7 @@ void init_delimited(nb::module_& m);
 void init_disk(nb::module_& m);
 void init_encode(nb::module_& m);
 void init_frozen(nb::module_& m);
+void init_histories(nb::module_& m);
 void init_norm(nb::module_& m);
 void init_requests(nb::module_& m);
 void init_row_cache(nb::module_& m);
@@ -54,6 +55,7 @@ NB_MODULE(_core, m) {
   init_table(m);
   init_step(m);
   init_frozen(m);
+  init_histories(m);
   init_norm(m);
   init_requests(m);
   init_row_cache(m);

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .data.batch import Ids as Ids
     from .data.dataset import Dataset as Dataset
     from .data.encode import Encoder as Encoder
+    from .data.histories import Count as Count
+    from .data.histories import History as History
     from .data.schema import Dense as Dense
     from .data.schema import Id as Id
     from .data.schema import Label as Label
@@ -97,6 +99,7 @@ _HOMES: dict[str, str] = {
     "CombinedOptimizer": "optim.combined:CombinedOptimizer",
     "Compile": "optim.precision:Compile",
     "Constant": "embedding.init:Constant",
+    "Count": "data.histories:Count",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",
     "Embedding": "embedding.modules:Embedding",
@@ -107,6 +110,7 @@ _HOMES: dict[str, str] = {
     "Evaluation": "training.model:Evaluation",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
+    "History": "data.histories:History",
     "Id": "data.schema:Id",
     "Ids": "data.batch:Ids",
     "InferenceSession": "serving.session:InferenceSession",

@@ -52,8 +52,8 @@ def write_rows(
             id_parts.append(batch.column("id").to_numpy())
             if dim == 0:
                 continue
-            lanes = batch.column("value").flatten().to_numpy()
-            rows = _core.frozen_rows(np.ascontiguousarray(lanes), dim, dtype)
+            lanes = np.ascontiguousarray(batch.column("value").flatten().to_numpy())
+            rows = _core.frozen_rows(lanes.view(np.float32), dim, dtype)
             pieces.write(np.asarray(rows))
         ids = _joined(id_parts)
         removed_ids = id_column(removed)

@@ -268,7 +268,8 @@ class Batch:
     a batch that ranks share out, all samples without ids and dense columns; here are then those of
     the grains of this rank, and the runs of others are empty. `segments`: by each
     `hotbed.data.columns.SegmentColumn` that was asked for, the segment of each sample, an object
-    array [n]. The arrays are NumPy arrays, or tensors after `map_arrays`, but those of segments.
+    array [n]. `known`: int64 [n], from when on the labels of a sample of a join were known, in
+    microseconds; None = at its time. The arrays are NumPy arrays, or tensors after `map_arrays`, but those of segments.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -288,6 +289,7 @@ class Batch:
     previews: Batch | None = None
     whole: Batch | None = None
     segments: Mapping[Any, Any] = field(default_factory=dict)
+    known: Any = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:

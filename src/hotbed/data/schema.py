@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,6 +168,28 @@ class Id(Column):
         checks.at_least(f"id {self.name!r}: max_length", self.max_length, 1, advice)
 
 
+class Kept(Column):
+    """Base of columns whose values the model keeps: rows do not bring them.
+
+    `by`: the id column whose value is the key under which they are kept.
+    """
+
+    by: str
+    column: str | None = None
+
+    @abstractmethod
+    def ids_in(self, schema: Schema) -> tuple[Id, ...]:
+        """Return the id features that it gives a network, in order."""
+
+    @abstractmethod
+    def dense_in(self, schema: Schema) -> tuple[Dense, ...]:
+        """Return the dense columns that it gives a network, in order."""
+
+    @abstractmethod
+    def check_in(self, schema: Schema) -> None:
+        """Raise ConfigError if it does not fit the other columns of a schema."""
+
+
 def _read_column(column: Dense | Id) -> str | None:
     """Return the raw column to read: an expression that stands first names its columns itself."""
     transforms = column.transforms
@@ -230,6 +252,8 @@ class Schema:
         if self.time is not None and self.rules > 1:
             in_unit = [_in_unit_of(self.time, column) for column in self.columns]
             object.__setattr__(self, "columns", tuple(in_unit))
+        for column in self.kept:
+            column.check_in(self)
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:
@@ -247,13 +271,30 @@ class Schema:
 
     @property
     def dense(self) -> tuple[Dense, ...]:
-        """The dense columns, in order."""
-        return tuple(column for column in self.columns if isinstance(column, Dense))
+        """The dense columns in order, with those that the model keeps."""
+        columns: list[Dense] = []
+        for column in self.columns:
+            if isinstance(column, Dense):
+                columns.append(column)
+            elif isinstance(column, Kept):
+                columns += column.dense_in(self)
+        return tuple(columns)
 
     @property
     def ids(self) -> tuple[Id, ...]:
-        """The id features, in order."""
-        return tuple(column for column in self.columns if isinstance(column, Id))
+        """The id features in order, with those that the model keeps."""
+        columns: list[Id] = []
+        for column in self.columns:
+            if isinstance(column, Id):
+                columns.append(column)
+            elif isinstance(column, Kept):
+                columns += column.ids_in(self)
+        return tuple(columns)
+
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The columns whose values the model keeps, in order."""
+        return tuple(column for column in self.columns if isinstance(column, Kept))
 
     @property
     def time(self) -> Time | None:
@@ -292,7 +333,7 @@ class Schema:
         names: dict[str, None] = {}
         for column in self.columns:
             is_feature = isinstance(column, (Id, Dense))
-            if not (features if is_feature else labels):
+            if isinstance(column, Kept) or not (features if is_feature else labels):
                 continue
             names[column.source] = None
             for transform in getattr(column, "transforms", ()):
@@ -308,6 +349,8 @@ class Schema:
         """
         numbers: dict[str, bool] = {}
         for column in self.columns:
+            if isinstance(column, Kept):
+                continue
             before = numbers.get(column.source, True)
             numbers[column.source] = before and column.reads_numbers
             for transform in getattr(column, "transforms", ()):

@@ -26,7 +26,7 @@ _COLUMN_BYTES = {"last_seen": 8, "count": 4, "score": 8}
 def row_bytes(dim: int, dtype: str, rule: Rule) -> int:
     """Return the bytes of values and optimizer state of a row, as the native core lays them out."""
     state_bytes = 4 * rule.state_width(dim)
-    if dtype == "float32":
+    if dtype in ("float32", "int32"):
         return 4 * dim + state_bytes
     return (2 * dim + 3) // 4 * 4 + state_bytes + 8  # the id seeds its rounding
 

@@ -88,7 +88,8 @@ def native_config(table: TableSettings) -> _core.TableConfig:
     config.name_hash = name_hash(table.name)
     config.seed = table.seed % 2**64
     config.dim = table.dim
-    config.dtype = table.dtype
+    # whole numbers are copied as they are: to the core, lanes of four bytes
+    config.dtype = "float32" if table.dtype == "int32" else table.dtype
     if isinstance(table.tier, Ssd):
         _set_disk(config, table, table.tier)
     config.tier = type(table.tier).__name__

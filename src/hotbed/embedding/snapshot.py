@@ -80,12 +80,14 @@ class Snapshot:
         scalars: Callable[[], Mapping[str, Any]],
         state_width: int,
         *,
+        dtype: str,
         changes: bool,
         takes: bool,
     ) -> None:
         self._native = native
         self._takes = takes
         self._state_width = state_width
+        self._dtype = dtype
         self.changes = changes
         # ends a sweep under way, which changes counters: take the scalars after it
         self.num_rows = int(native.begin_snapshot(changes=changes))
@@ -127,7 +129,7 @@ class Snapshot:
     def _read(self, partitions: list[int]) -> dict[str, Any]:
         rows: dict[str, Any] = self._native.snapshot_rows(partitions)
         self.read_bytes += rows["read_bytes"]
-        return rows
+        return with_dtype(rows, self._dtype)
 
     def removed(self, partitions: Iterable[int] = range(PARTITIONS)) -> Iterator[pa.RecordBatch]:
         """Yield tombstones: partition and id of rows removed since the last snapshot.
@@ -197,6 +199,18 @@ def by_partition(
         del columns
 
 
+def with_dtype(rows: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Return rows of the native core, which has no whole numbers, with values of the dtype."""
+    if dtype == "int32":
+        rows["value"] = rows["value"].view(np.int32)
+    return rows
+
+
+def value_type(dtype: str) -> pa.DataType:
+    """Return the type of a lane in batches of rows, by the dtype of their table."""
+    return pa.int32() if dtype == "int32" else pa.float32()
+
+
 def _together(
     numbers: list[NDArray[np.uint8]], parts: list[Mapping[str, NDArray[Any]]], state_width: int
 ) -> pa.RecordBatch:
@@ -233,26 +247,32 @@ def row_batch(
 
 
 def flat_rows(
-    batch: pa.RecordBatch, dim: int, state_width: int, place: str
+    batch: pa.RecordBatch, dim: int, state_width: int, place: str, dtype: str = "float32"
 ) -> dict[str, NDArray[Any]]:
     """Return the rows of a batch as flat arrays by column, which the native core loads.
 
-    `place`: begins the messages.
+    `place`: begins the messages. `dtype`: of the table.
 
     Raises:
         RowShapeError: columns do not fit dim and rule, or a number is not finite.
     """
     rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
-    for name, width in (("value", dim), ("state", state_width)):
+    for name, width, lane in (
+        ("value", dim, value_type(dtype)),
+        ("state", state_width, pa.float32()),
+    ):
         if name not in batch.schema.names or not width:
             continue
         kind = batch.schema.field(name).type
-        if kind != pa.list_(pa.float32(), width):
+        if kind != pa.list_(lane, width):
             raise RowShapeError(
-                f"{place}: column {name!r} must hold float32 lists of {width}, got {kind}. Give "
-                "rows of a table with the same dim and rule."
+                f"{place}: column {name!r} must hold {np.dtype(lane.to_pandas_dtype())} lists of "
+                f"{width}, got {kind}. Give rows of a table with the same dim and rule."
             )
         rows[name] = batch.column(name).flatten().to_numpy()
+        if pa.types.is_integer(lane):
+            rows[name] = rows[name].view(np.float32)
+            continue
         _check_finite(f"{place}: column {name!r}", rows["id"], rows[name].reshape(-1, width))
     if "value" not in rows:
         raise RowShapeError(
@@ -276,9 +296,11 @@ def _check_finite(place: str, ids: NDArray[Any], numbers: NDArray[np.float32]) -
     )
 
 
-def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.RecordBatch:
+def empty_batch(
+    dim: int, state_width: int, columns: Iterable[str], dtype: str
+) -> pa.RecordBatch:
     """Return a batch without rows; `columns`: the names of those that the table keeps."""
-    types = {"partition": pa.uint8(), "id": pa.int64(), "value": pa.list_(pa.float32(), dim)}
+    types = {"partition": pa.uint8(), "id": pa.int64(), "value": pa.list_(value_type(dtype), dim)}
     if state_width:
         types["state"] = pa.list_(pa.float32(), state_width)
     types |= {name: kind for name, kind in COLUMN_TYPES.items() if name in columns}

@@ -50,13 +50,14 @@ from .snapshot import (
     flat_rows,
     owned_rows,
     row_batch,
+    with_dtype,
 )
 from .tier import Ram, Tier
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "int32"]
 Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int32")
 MAX_DIM = 2**20
 REASONS = ("expired", "over_cap", "removed", "restarted")
 """Why rows are evicted, in the order of the native core; see `Table.stats`."""
@@ -81,7 +82,8 @@ class Table:
             admission, such an id reads as its initial row, or as `default` with `always_default`.
         seed: a 64-bit integer.
         dtype: storage of the values, float32, bfloat16 or float16. State stays float32; rounding is
-            stochastic.
+            stochastic. "int32": whole numbers, which a model keeps of histories and no rule
+            changes; arrays of floats have their bits.
         capacity: rows that you expect, a hint that never binds: the table grows past it. It is
             shown beside the rows, and passing it is logged once. To bound a table, use `Lru` or
             `Lfu`.
@@ -590,11 +592,13 @@ class Table:
         for partition, rows in by_partition(self.native.export_rows, numbers, self.native):
             if len(rows["id"]):
                 empty = False
+                rows = with_dtype(rows, self.dtype)
                 yield row_batch(
                     np.full(len(rows["id"]), partition, np.uint8), rows, self.state_width
                 )
         if empty:
-            yield empty_batch(self.dim, self.state_width, self.native.export_rows([0]))
+            columns = self.native.export_rows([0])
+            yield empty_batch(self.dim, self.state_width, columns, self.dtype)
 
     def track(self, on: bool = True, *, saved: bool = False) -> None:
         """Record which rows change or are removed, for `snapshot(changes=True)`.
@@ -626,7 +630,14 @@ class Table:
                 f"table {self.name!r}: one snapshot at a time, got a second. Close the first."
             )
         self.num_taken += takes
-        return Snapshot(self.native, self.scalars, self.state_width, changes=changes, takes=takes)
+        return Snapshot(
+            self.native,
+            self.scalars,
+            self.state_width,
+            dtype=self.dtype,
+            changes=changes,
+            takes=takes,
+        )
 
     def remove(self, ids: Any) -> int:
         """Remove the rows of ids, int64 [n], as an eviction does, and return their number.
@@ -669,7 +680,8 @@ class Table:
         """Load rows as `load` does, in a step, which all ranks make in any case."""
         for batch in owned_rows(batches, self.owned):
             place = f"table {self.name!r}"
-            self.native.load_rows(flat_rows(batch, self.dim, self.state_width, place))
+            rows = flat_rows(batch, self.dim, self.state_width, place, self.dtype)
+            self.native.load_rows(rows)
 
     def scalars(self) -> dict[str, Any]:
         """Return the table's own state as JSON values: step, watermark, rates and counters.

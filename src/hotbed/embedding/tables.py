@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed.errors import ConfigError
 
+from .histories import history_tables
 from .init import Init
 from .policy import Admission, Eviction
 from .rule import Rule
@@ -35,7 +36,7 @@ def make_tables(
 ) -> dict[str, Table]:
     """Build one Table for every table name in the schema.
 
-    All tables get these keywords, see `hb.Table`. Raises ConfigError for an override of a table or
+    All tables get these keywords, see `hb.Table`; those of histories and counts get `tier` alone. Raises ConfigError for an override of a table or
     keyword that does not exist, and for an `evict` that needs times if the schema has no Time.
 
     Args:
@@ -59,6 +60,13 @@ def make_tables(
     overrides = overrides or {}
     _check_overrides(overrides, names, keywords)
     tables = {name: Table(name, **{**keywords, **overrides.get(name, {})}) for name in names}
+    for name, table in history_tables(schema, tier).items():
+        if name in tables:
+            raise ConfigError(
+                f"tables.{name}: the histories of the schema lie in a table of this name, got an "
+                "Id with it. Rename one of them."
+            )
+        tables[name] = table
     untimed = [name for name, table in tables.items() if table.needs_times]
     if untimed and schema.time is None:
         raise ConfigError(

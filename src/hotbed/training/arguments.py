@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.config import did_you_mean
-from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules import histories_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import Compile
@@ -50,7 +50,11 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
         ConfigError: two of them have the same name.
     """
     tables: dict[str, Table] = {}
-    for table in (table for module in table_modules(network) for table in module.tables):
+    every = [table for module in table_modules(network) for table in module.tables]
+    histories = histories_of(network)
+    if histories is not None:
+        every += histories.tables.values()
+    for table in every:
         if tables.setdefault(table.name, table) is not table:
             raise ConfigError(
                 f"network: two tables have the same name, got {table.name!r} twice. Rename one."

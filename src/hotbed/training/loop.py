@@ -115,7 +115,7 @@ def _mapped(data: Iterable[Any], run: Run, update: Update | None) -> Generator[E
     """Yield each example, with ids that are mapped ahead where they may be."""
     planner = None if update is None else update.planner
     run.stage = stage = MapStage(
-        _examples(data, run),
+        _examples(data, run, learns=update is not None),
         run.dataset,
         planner,
         0 if update is None else run.goal.depth,
@@ -171,13 +171,15 @@ def _scored_together(examples: Iterable[Example], run: Run) -> Iterator[Example]
                 return
 
 
-def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
+def _examples(
+    data: Iterable[Any], run: Run, *, learns: bool
+) -> Generator[Example | None, None, None]:
     """Yield what `_read_examples` does.
 
     Where ranks share out the data, an error of reading is raised in the step that all begin.
     """
     try:
-        yield from _read_examples(data, run)
+        yield from _read_examples(data, run, learns=learns)
     except Exception as error:
         if run.goal.own is None or not isinstance(run.dataset, Dataset):
             raise
@@ -187,8 +189,13 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
         raise
 
 
-def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
-    """Yield each item of the data as an example; None for a tick."""
+def _read_examples(
+    data: Iterable[Any], run: Run, *, learns: bool
+) -> Generator[Example | None, None, None]:
+    """Yield each item of the data as an example, with the histories of its rows; None for a tick.
+
+    `learns`: whether its rows leave entries in the histories.
+    """
     learner = run.learner
     labelled = learner.criterion is not None
     types = None  # the last ones that were compared with those of training
@@ -196,6 +203,7 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
     check = None
     if learner.criterion is not None and learner.device != CPU:
         check = learner.criterion.check_on_host
+    histories = run.model.histories
     with opened(data, run) as items:
         for item in items:
             if item is None:
@@ -207,6 +215,8 @@ def _read_examples(data: Iterable[Any], run: Run) -> Generator[Example | None, N
                     types = encoder.types
                 aside = None
                 if isinstance(item, Batch):
+                    if histories is not None:
+                        item = histories.fill(item, leaves=learns)
                     item, aside = divided(item, share)
                 example = prepare(
                     item, learner.device, labelled=labelled, network=learner.network, check=check

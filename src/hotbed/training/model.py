@@ -19,7 +19,7 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import device_of, table_modules
+from hotbed.embedding.modules import device_of, histories_of, table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
@@ -149,6 +149,7 @@ class RecModel:
         self.network = network
         self.eval_network = eval_network
         self.tables = tables_of(network)
+        self.histories = histories_of(network)
         if self.tables:
             check_not_wrapped(network, grains)
         self.metrics = metric_set(metrics)

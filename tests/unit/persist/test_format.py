@@ -197,7 +197,7 @@ def test_of_two_that_write_at_once_one_is_refused_and_neither_is_torn(tmp_path: 
 def test_another_format_version_is_refused_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.persist.container.manifest.FORMAT_VERSION", 7)
+    monkeypatch.setattr("hotbed.persist.container.manifest.FLOATS_VERSION", 7)
     write(tmp_path)
     monkeypatch.undo()
     with pytest.raises(VersionError, match="format version 7"):

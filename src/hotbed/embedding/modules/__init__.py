@@ -17,7 +17,7 @@ transforms.py  transforms of torch that cannot follow a lookup, which native cod
 from hotbed.embedding.lookups import Feature
 
 from .base import TableModule, table_modules, update_tables
-from .collection import EmbeddingCollection
+from .collection import EmbeddingCollection, histories_of
 from .embedding import Embedding, EmbeddingBag
 from .flow import Flow, FlowModule, with_flow
 from .parameter import TableRows
@@ -36,6 +36,7 @@ __all__ = [
     "TableRows",
     "Target",
     "device_of",
+    "histories_of",
     "table_modules",
     "update_tables",
     "update_targets",

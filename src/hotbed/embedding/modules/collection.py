@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hotbed.data.batch import Ids, times_of
+from hotbed.embedding.histories import Histories
 from hotbed.embedding.lookups import Feature, FeatureLayout, Pooled
 from hotbed.embedding.table import Table
 from hotbed.embedding.tables import check_table
 from hotbed.errors import ConfigError, RowShapeError
 
-from .base import TableModule
+from .base import TableModule, table_modules
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema
@@ -38,6 +39,9 @@ class EmbeddingCollection(TableModule):
             next of these numbers, so that compiled networks see few shapes. Values do not change. A
             batch that needs more raises RowShapeError.
 
+    Attributes:
+        histories: the columns of the schema that are kept; None = there are none.
+
     Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
     """
 
@@ -47,7 +51,9 @@ class EmbeddingCollection(TableModule):
         tables: Mapping[str, Table] | Sequence[Table],
         buckets: Sequence[int] = (),
     ) -> None:
+        schema = None
         if not isinstance(features, Sequence):
+            schema = features
             features = [
                 Feature(column.name, str(column.table), column.pooling) for column in features.ids
             ]
@@ -59,10 +65,16 @@ class EmbeddingCollection(TableModule):
         every = tables.items() if isinstance(tables, Mapping) else enumerate(tables)
         for name, table in every:
             check_table(f"tables.{name}", table)
+        histories = None
+        if schema is not None and schema.kept:
+            histories = Histories(schema, _by_name(tables))
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]
+        elif histories is not None:
+            tables = [table for table in tables if table.name not in histories.tables]
         super().__init__(FeatureLayout(tables, features, buckets))
+        self.histories = histories
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return each feature's rows by name.
@@ -108,3 +120,18 @@ class EmbeddingCollection(TableModule):
                 "Encode it with the same schema."
             ) from None
         return [column if isinstance(column, Ids) else Ids(column) for column in inputs]
+
+
+def _by_name(tables: Mapping[str, Table] | Sequence[Table]) -> Mapping[str, Table]:
+    """Return tables by name."""
+    if isinstance(tables, Mapping):
+        return tables
+    return {table.name: table for table in tables}
+
+
+def histories_of(model: nn.Module) -> Histories | None:
+    """Return the histories that a model keeps; None if its schema has none."""
+    for module in table_modules(model):
+        if isinstance(module, EmbeddingCollection) and module.histories is not None:
+            return module.histories
+    return None

@@ -25,7 +25,8 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import PersistError
 
 FORMAT = "hotbed.checkpoint"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+FLOATS_VERSION = 2  # the version of manifests whose tables all hold floats
 DENSE_FILE = "dense.safetensors"
 PROGRESS_FILE = "progress.safetensors"
 ZEROS = "0" * 64
@@ -282,7 +283,7 @@ class Manifest(Entry):
     published version, why it was published although its state was held.
     """
 
-    format_version: Annotated[int, Strict()] = FORMAT_VERSION
+    format_version: Annotated[int, Strict()] = FLOATS_VERSION
     package_version: str
     kind: Literal["full", "delta"]
     contents: Literal["state", "values"] = "state"
@@ -319,7 +320,9 @@ class Manifest(Entry):
 
     def with_files(self, files: Mapping[str, FileEntry]) -> tuple[bytes, Manifest]:
         """Seal the manifest with the entries of all files; return its text and the sealed value."""
-        complete = replace(self, format_version=FORMAT_VERSION, files=dict(files))
+        has_whole = any(table.config.get("dtype") == "int32" for table in self.tables)
+        version = FORMAT_VERSION if has_whole else FLOATS_VERSION
+        complete = replace(self, format_version=version, files=dict(files))
         text, digest = sealed(complete.to_json())
         return text.encode(), replace(complete, digest=digest)
 

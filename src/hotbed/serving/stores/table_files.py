@@ -48,9 +48,10 @@ class TableFiles:
         entry = reader.manifest.tables[number]
         self._folder = folder
         self._links = reader.links
-        self._dtype = dtype
         self._name = entry.name
         self._config: Mapping[str, Any] = entry.config
+        # whole numbers take the room of float32, and lose nothing
+        self._dtype = "float32" if self._config.get("dtype") == "int32" else dtype
         self._dim = int(self._config["dim"])
         self._stem = Path(table_folder(number, self._name)).name
         self._deltas = dict[int, _Delta]()

@@ -115,9 +115,11 @@ class BatchLookups(NetworkLookups):
         return batch
 
     def obstacle(self) -> str:
-        return (
-            super().obstacle() if self.tables else "no EmbeddingCollection with tables of its own"
-        )
+        if not self.tables:
+            return "no EmbeddingCollection with tables of its own"
+        if any(module.histories is not None for module in self.modules):
+            return "the histories of a batch depend on the batches before it"
+        return super().obstacle()
 
     def followed(self, example: Any) -> list[EmbeddingCollection]:
         """Return the modules that looked up the ids of the batch before as they are, once."""

@@ -57,9 +57,9 @@ def unsealed(data: bytes, place: str) -> Manifest:
             "Give another path."
         )
     version = plain.get("format_version")
-    if type(version) is not int or version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
+    if type(version) is not int or not 0 < version <= FORMAT_VERSION:
         raise VersionError(
-            f"{place}: this build reads format version {FORMAT_VERSION}, got format version "
+            f"{place}: this build reads format versions up to {FORMAT_VERSION}, got "
             f"{version!r:.20}. Use the Hotbed version that wrote it, or a newer one."
         )
     return checked_manifest(plain, place)

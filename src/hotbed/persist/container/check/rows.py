@@ -13,7 +13,7 @@ from hotbed import config
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import Admission, evictions, kept_columns, sketch_layout
 from hotbed.embedding.rule import Adagrad
-from hotbed.embedding.snapshot import COLUMN_TYPES
+from hotbed.embedding.snapshot import COLUMN_TYPES, value_type
 from hotbed.embedding.table import Table
 from hotbed.persist.container.check.manifest import built_config, format_error
 from hotbed.persist.container.manifest import PartEntry, TableEntry
@@ -44,7 +44,7 @@ def row_types(entry: TableEntry, contents: str, place: str) -> dict[str, pa.Data
     """
     values = built_config(entry, place)
     dim = int(values["dim"])
-    types = {**_PLACE_TYPES, "value": pa.list_(pa.float32(), dim)}
+    types = {**_PLACE_TYPES, "value": pa.list_(value_type(values.get("dtype", "float32")), dim)}
     if contents == "values":
         return types
     rule = values.get("rule") or Adagrad()

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories and counts that the model keeps: what is declared of them, and the rule of time.
+
+docs/design/0023-histories.md has the rule. Training and servers apply it by this code, each to rows
+of its own: a `RowReader` reads those of a table by their ids.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed import checks, config
+from hotbed.data.arrays import offsets_of
+from hotbed.data.batch import Batch, Ids
+from hotbed.data.columns import distinct_ids
+from hotbed.data.schema import Dense, Id, Kept, Schema
+from hotbed.errors import ConfigError, DataError, RowShapeError
+
+Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
+RowReader: TypeAlias = Callable[[str, Int64Array], NDArray[Any]]
+"""(table, ids [n]) -> rows of 4 bytes a lane, [n, dim]; zeros for an id without a row."""
+
+NO_LIMIT = 2**63 - 1
+MOST_ENTRIES = 1 << 20
+"""The longest history."""
+MICROS = 1_000_000
+_SECONDS = 2**32 - 1  # times of 4 bytes are below, since 1970
+_TILES = 2**31
+VALUES = ("matches", "rows", "rate")
+"""What a Count gives of each window."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the entries of a kept column lie in rows.
+
+    Attributes:
+        lanes: whole numbers of 32 bits of an entry.
+        tick: microseconds of a unit of time.
+        within: how old an entry may be that is seen, in units; NO_LIMIT = any age.
+        length: how many entries are seen at most.
+        sums: whether entries of one time are added up.
+    """
+
+    lanes: int
+    tick: int
+    within: int
+    length: int
+    sums: bool
+
+    @property
+    def keeps(self) -> int:
+        """How old an entry becomes before it is dropped, in units."""
+        return self.within if self.within == NO_LIMIT else 2 * self.within
+
+    @property
+    def seconds(self) -> float | None:
+        """How long entries are kept; None = for good."""
+        return None if self.within == NO_LIMIT else self.keeps * self.tick / MICROS
+
+
+class KeptByKey(Kept):
+    """Base of History and Count: what the rows of a key left, by the rule of time."""
+
+    name: str
+    where: Mapping[str, float]
+
+    @property
+    def newest_table(self) -> str:
+        """The table of the newest entries, by key."""
+        return f"{self.name}.newest"
+
+    @property
+    def older_table(self) -> str:
+        """The table of the entries before those."""
+        return f"{self.name}.older"
+
+    @abstractmethod
+    def kind_in(self, schema: Schema) -> Kind:
+        """Return how its entries lie in rows."""
+
+    @abstractmethod
+    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
+        """Return the entry that each row would leave, [n, lanes]; `known`: its time in units."""
+
+    @abstractmethod
+    def leaving(self, batch: Batch, matches: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows leave an entry, of those that match `where` and the others."""
+
+    @abstractmethod
+    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+        """Return the times of entries [m, lanes] in units."""
+
+    @abstractmethod
+    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+        """Return the ids and the numbers that rows get of the entries that they see."""
+
+    def matching(self, batch: Batch) -> NDArray[np.bool_]:
+        """Return which rows have all values of `where`."""
+        matches = np.ones(batch.num_samples, bool)
+        for name, value in self.where.items():
+            matches &= np.asarray(batch.labels[name]) == np.float32(value)
+        return matches
+
+    def _check(self, schema: Schema) -> None:
+        where = f"{config.kind_of(type(self))} {self.name!r}"
+        if schema.time is None:
+            raise ConfigError(
+                f"{where}: it needs the time of each row, got a schema without a Time column. Add "
+                "hb.Time."
+            )
+        _single_id(schema, f"{where}: by", self.by)
+        for name in self.where:
+            labels = [label.name for label in schema.labels]
+            if name not in labels:
+                raise ConfigError(
+                    f"{where}: where names labels, got {name!r}. "
+                    f"{config.did_you_mean(name, labels)}"
+                )
+
+
+@dataclass(frozen=True)
+class History(KeptByKey):
+    """The newest entries that rows of the same key left before a row: ids, as a sequence.
+
+    For networks it is an `Id` of pooling "none" that rows need not bring: training keeps it by the
+    rows that it learns, and servers read it by key. A row sees what happened before its own time
+    and was known by then; see docs/histories.md.
+
+    Args:
+        name: of the sequence of the first column in `of`.
+        of: the `Id` columns that an entry has; each has one value a row. Those after the first give
+            sequences `NAME_COLUMN`. The `Time` column gives `NAME_TIME`: the age of each entry as
+            an id, 0 below one second, else 1 + floor(log2(seconds)).
+        by: the `Id` column that is the key, such as the user.
+        where: labels with the values that a row must have to leave an entry; none: every row does.
+        length: the newest entries that a row sees.
+        within_seconds: entries of this age and younger are seen; None = of any age.
+
+    Example: `hb.History("liked_before", of=["movie"], by="user", where={"liked": 1}, length=100)`
+    """
+
+    name: str
+    of: Sequence[str]
+    by: str
+    where: Mapping[str, float] = field(default_factory=dict)
+    length: int = 100
+    within_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", checks.names(self.of))
+        object.__setattr__(self, "where", dict(self.where))
+        where = f"history {self.name!r}"
+        checks.whole_number(f"{where}: length", self.length, 1, MOST_ENTRIES)
+        if self.within_seconds is not None:
+            checks.seconds(f"{where}: within_seconds", self.within_seconds, above=0)
+
+    def ids_in(self, schema: Schema) -> tuple[Id, ...]:
+        features: list[Id] = []
+        for name in self.of:
+            own = self.name if not features else f"{self.name}_{name}"
+            table = own
+            if schema.time is None or name != schema.time.name:
+                column = schema[name]
+                assert isinstance(column, Id)
+                table = str(column.table)
+            features.append(Id(own, table=table, pooling="none", max_length=self.length))
+        return tuple(features)
+
+    def dense_in(self, schema: Schema) -> tuple[Dense, ...]:
+        return ()
+
+    def check_in(self, schema: Schema) -> None:
+        self._check(schema)
+        assert schema.time is not None
+        where = f"history {self.name!r}: of"
+        if not self.of or self.of[0] == schema.time.name or len({*self.of}) != len(self.of):
+            raise ConfigError(
+                f"{where}: an entry is an Id column and maybe others, got {list(self.of)}. Name "
+                "the Id column first, and each column once."
+            )
+        for name in self.of:
+            if name != schema.time.name:
+                _single_id(schema, where, name)
+
+    def kind_in(self, schema: Schema) -> Kind:
+        assert schema.time is not None
+        tick = MICROS if schema.time.unit == "s" else 1
+        time_lanes = 1 if tick == MICROS else 2
+        within = NO_LIMIT
+        if self.within_seconds is not None:
+            within = round(self.within_seconds * MICROS) // tick
+        num_ids = len([name for name in self.of if name != schema.time.name])
+        return Kind(time_lanes + 2 * num_ids, tick, within, self.length, sums=False)
+
+    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
+        columns: list[Int64Array] = []
+        for name in self.of:
+            if name in batch.ids:
+                columns.append(single_ids(batch.ids[name], name)[0])
+        entries = np.empty((len(known), kind.lanes), np.int32)
+        lanes = 2
+        if kind.tick == MICROS:
+            lanes = 1
+            entries[:, 0] = _as_seconds(self.name, known)
+        else:
+            entries[:, :2] = (known ^ np.int64(-(2**63))).view(np.int32).reshape(-1, 2)
+        for column in columns:
+            entries[:, lanes : lanes + 2] = column.view(np.int32).reshape(-1, 2)
+            lanes += 2
+        return entries
+
+    def leaving(self, batch: Batch, matches: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if not self.where and batch.counted is not None:
+            matches = matches & np.asarray(batch.counted)
+        for name in self.of:
+            if name in batch.ids:
+                matches = matches & single_ids(batch.ids[name], name)[1]
+        return matches
+
+    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+        if kind.tick == MICROS:
+            return entries[:, 0].view(np.uint32).astype(np.int64) - 1
+        bits: Int64Array = np.ascontiguousarray(entries[:, :2]).view(np.int64)[:, 0]
+        return bits ^ np.int64(-(2**63))
+
+    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+        assert schema.time is not None
+        ids: dict[str, Ids] = {}
+        lanes = 1 if seen.kind.tick == MICROS else 2
+        for name, feature in zip(self.of, self.ids_in(schema), strict=True):
+            if name == schema.time.name:
+                values = self._ages(seen)
+            else:
+                values = np.ascontiguousarray(seen.entries[:, lanes : lanes + 2]).view(np.int64)
+                values = values.reshape(-1)
+                lanes += 2
+            ids[feature.name] = Ids(values, seen.offsets)
+        return ids, {}
+
+    def _ages(self, seen: Seen) -> Int64Array:
+        """Return the ids of the ages of entries."""
+        lengths = np.diff(seen.offsets)
+        ages = np.repeat(seen.times, lengths) - self.times_of(seen.entries, seen.kind)
+        seconds = ages * seen.kind.tick // MICROS
+        _, exponents = np.frexp(seconds.astype(np.float64))
+        return exponents.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Count(KeptByKey):
+    """How many rows of the same key there were before a row, in windows of time: dense numbers.
+
+    For networks it is a `Dense` column that rows need not bring: training keeps it by the rows that
+    it learns, and servers read it by key. Time is cut into tiles of `every` seconds. A window is
+    the whole tiles before that of the row; see docs/histories.md.
+
+    Args:
+        name: of the column.
+        by: the `Id` column that is the key, such as the item.
+        where: labels with the values that a row must have to match.
+        windows: lengths of the windows in seconds.
+        every: seconds of a tile, of which each window is a multiple; None: a 60th of the shortest
+            window, at least 1.
+        half_life: seconds after which a row counts half; None: all of a window count alike.
+        prior: the rate of a key that has no rows yet.
+        prior_rows: how many rows the prior weighs.
+        values: of each window: "matches" and "rows", as log(1 + number), and "rate", the smoothed
+            share of matches: (matches + prior * prior_rows) / (rows + prior_rows).
+
+    Example: `hb.Count("item_clicks", by="item", where={"clicked": 1}, windows=[3600, 86400])`
+    """
+
+    name: str
+    by: str
+    where: Mapping[str, float]
+    windows: Sequence[int]
+    every: int | None = None
+    half_life: float | None = None
+    prior: float = 0.0
+    prior_rows: float = 10.0
+    values: Sequence[str] = VALUES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", dict(self.where))
+        object.__setattr__(self, "windows", tuple(self.windows))
+        object.__setattr__(self, "values", checks.names(self.values))
+        where = f"count {self.name!r}"
+        if not self.windows or not self.values:
+            raise ConfigError(
+                f"{where}: nothing to count, got windows={list(self.windows)} and values="
+                f"{list(self.values)}. Give one window and one value at least."
+            )
+        for window in self.windows:
+            checks.whole_number(f"{where}: windows", window, 1, 2**31)
+        if self.every is None:
+            object.__setattr__(self, "every", max(1, min(self.windows) // 60))
+        checks.whole_number(f"{where}: every", self.every, 1)
+        uneven = [window for window in self.windows if window % self.tile_seconds]
+        if uneven:
+            raise ConfigError(
+                f"{where}: a window is a multiple of a tile, got {uneven[0]} seconds with every="
+                f"{self.every}. Change one of them."
+            )
+        if self.half_life is not None:
+            checks.seconds(f"{where}: half_life", self.half_life, above=0)
+        checks.finite_number(f"{where}: prior", self.prior)
+        checks.finite_number(f"{where}: prior_rows", self.prior_rows, least=0)
+        for value in self.values:
+            checks.one_of(f"{where}: values", value, VALUES)
+        if "rate" in self.values:
+            checks.finite_number(f"{where}: prior_rows", self.prior_rows, above=0)
+
+    @property
+    def tile_seconds(self) -> int:
+        """Seconds of a tile."""
+        assert self.every is not None
+        return self.every
+
+    def ids_in(self, schema: Schema) -> tuple[Id, ...]:
+        return ()
+
+    def dense_in(self, schema: Schema) -> tuple[Dense, ...]:
+        return (Dense(self.name, width=len(self.windows) * len(self.values)),)
+
+    def check_in(self, schema: Schema) -> None:
+        self._check(schema)
+
+    def kind_in(self, schema: Schema) -> Kind:
+        within = max(self.windows) // self.tile_seconds
+        return Kind(3, self.tile_seconds * MICROS, within, NO_LIMIT, sums=True)
+
+    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
+        if len(known) and not (-_TILES <= known.min() and known.max() < _TILES):
+            raise DataError(
+                f"count {self.name!r}: times lie too far from 1970 for tiles of {self.every} "
+                f"seconds, got tile {known.max()}. Raise every."
+            )
+        entries = np.empty((len(known), kind.lanes), np.int32)
+        entries[:, 0] = known
+        entries[:, 1] = self.matching(batch)
+        entries[:, 2] = 1 if batch.counted is None else np.asarray(batch.counted)
+        return entries
+
+    def leaving(self, batch: Batch, matches: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if batch.counted is None:
+            return np.ones(batch.num_samples, bool)
+        return matches | np.asarray(batch.counted)
+
+    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+        return entries[:, 0].astype(np.int64)
+
+    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+        n = len(seen.times)
+        rows = np.repeat(np.arange(n), np.diff(seen.offsets))
+        tiles = self.times_of(seen.entries, seen.kind)
+        ages = seen.times[rows] - tiles
+        weights = np.ones(len(rows))
+        if self.half_life is not None:
+            weights = 0.5 ** ((ages - 1) * self.tile_seconds / self.half_life)
+        columns: list[NDArray[np.float64]] = []
+        for window in self.windows:
+            inside = weights * (ages <= window // self.tile_seconds)
+            matches = np.bincount(rows, inside * seen.entries[:, 1], minlength=n)
+            shown = np.bincount(rows, inside * seen.entries[:, 2], minlength=n)
+            for value in self.values:
+                if value == "rate":
+                    total = shown + self.prior_rows
+                    columns.append((matches + self.prior * self.prior_rows) / total)
+                else:
+                    columns.append(np.log1p(matches if value == "matches" else shown))
+        numbers = np.stack(columns, 1).astype(np.float32)
+        return {}, {self.name: numbers[:, 0] if numbers.shape[1] == 1 else numbers}
+
+
+class Stored(NamedTuple):
+    """The entries of distinct keys.
+
+    Attributes:
+        newest: the newest row of each key, [k, width].
+        offsets: where the entries of each key begin, [k + 1].
+        entries: of all keys, by arrival, [m, lanes].
+    """
+
+    newest: Int32Array
+    offsets: Int64Array
+    entries: Int32Array
+
+
+class Seen(NamedTuple):
+    """What each row of a batch sees.
+
+    Attributes:
+        kind: of the entries.
+        times: when each row was shown, in units.
+        offsets: where its entries begin, [n + 1].
+        entries: oldest first, [m, lanes].
+    """
+
+    kind: Kind
+    times: Int64Array
+    offsets: Int64Array
+    entries: Int32Array
+
+
+class Left(NamedTuple):
+    """What the rows of a batch leave.
+
+    Attributes:
+        keys: distinct, in the order in which they first occur, [k].
+        newest: the newest row of each key before, [k, width].
+        offsets: where the new entries of each key begin, [k + 1].
+        entries: of all keys, [m, lanes].
+        dropped: how many entries of each key go, of those stored and then of the new ones, [k].
+    """
+
+    keys: Int64Array
+    newest: Int32Array
+    offsets: Int64Array
+    entries: Int32Array
+    dropped: Int64Array
+
+
+def read_stored(column: KeptByKey, kind: Kind, keys: Int64Array, read: RowReader) -> Stored:
+    """Return the entries that are kept of distinct keys."""
+    from hotbed import _core
+
+    newest = _lanes(read(column.newest_table, keys))
+    counts, ids = _core.older_rows(keys, newest.reshape(-1), kind.lanes)
+    older = np.empty(0, np.int32)
+    if len(ids):
+        older = _lanes(read(column.older_table, ids)).reshape(-1)
+    offsets, entries = _core.stored_entries(newest.reshape(-1), counts, older, kind.lanes)
+    return Stored(newest, offsets, entries.reshape(-1, kind.lanes))
+
+
+def see(
+    column: KeptByKey, schema: Schema, batch: Batch, read: RowReader, *, leaves: bool
+) -> tuple[Seen, Left | None]:
+    """Return what the rows of a batch see of a column, and what they leave.
+
+    Args:
+        column: the column.
+        schema: that it is of.
+        batch: rows in their order, with their times.
+        read: reads the rows that are kept.
+        leaves: whether rows leave entries. They then need the labels of `where`.
+    """
+    from hotbed import _core
+
+    kind = column.kind_in(schema)
+    ids, has_key = single_ids(batch.ids[column.by], column.by)
+    keys, numbers = distinct_ids(ids)
+    stored = read_stored(column, kind, keys, read)
+    times = np.asarray(batch.time) // kind.tick
+    known = times
+    num_rows = batch.num_samples
+    leaving = np.zeros(num_rows, bool)
+    entries = stored.entries
+    if leaves:
+        if batch.known is not None:
+            known = np.asarray(batch.known) // kind.tick
+        leaving = column.leaving(batch, column.matching(batch)) & has_key
+        entries = np.concatenate([entries, column.entries_of(batch, known, kind)])
+    rows = np.where(has_key, numbers, -1)
+    offsets, places, dropped = _core.see_entries(
+        kind.length,
+        kind.within,
+        kind.keeps,
+        rows,
+        times,
+        known,
+        leaving.astype(np.uint8),
+        stored.offsets,
+        column.times_of(stored.entries, kind),
+    )
+    seen = Seen(kind, times, offsets, entries[places])
+    if not leaves:
+        return seen, None
+    order = np.flatnonzero(leaving)
+    order = order[np.argsort(numbers[order], kind="stable")]
+    counts = np.bincount(numbers[order], minlength=len(keys))
+    added = entries[len(stored.entries) + order]
+    return seen, Left(keys, stored.newest, offsets_of(counts), added, dropped)
+
+
+def single_ids(ids: Ids, name: str) -> tuple[Int64Array, NDArray[np.bool_]]:
+    """Return the one id of each row, [n], and which rows have one; 0 where there is none.
+
+    Raises:
+        RowShapeError: a row has several.
+    """
+    values = np.asarray(ids.values)
+    if ids.offsets is None:
+        return values, np.ones(len(values), bool)
+    lengths = np.diff(np.asarray(ids.offsets))
+    if len(lengths) and lengths.max() > 1:
+        raise RowShapeError(
+            f"id {name!r}: histories need one value a row, got {lengths.max()}. Keep histories of "
+            "a column with one value."
+        )
+    has_one = lengths == 1
+    single = np.zeros(len(lengths), np.int64)
+    single[has_one] = values
+    return single, has_one
+
+
+def _lanes(rows: NDArray[Any]) -> Int32Array:
+    return np.ascontiguousarray(rows).view(np.int32)
+
+
+def _as_seconds(name: str, known: Int64Array) -> Int32Array:
+    """Return times in whole seconds as 4 bytes; 0 is none of them."""
+    if len(known) and (known.min() < 0 or known.max() >= _SECONDS):
+        raise DataError(
+            f"history {name!r}: times in seconds lie from 1970 to 2106, got "
+            f"{known.min()}..{known.max()}. Give the Time another unit, such as 'us'."
+        )
+    return (known + 1).astype(np.uint32).view(np.int32)
+
+
+def _single_id(schema: Schema, where: str, name: str) -> None:
+    columns = [column.name for column in schema.columns if isinstance(column, Id)]
+    if name not in columns:
+        raise ConfigError(
+            f"{where}: it names Id columns, got {name!r}. {config.did_you_mean(name, columns)}"
+        )

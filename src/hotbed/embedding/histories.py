@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories: the rows of the columns that a model keeps, in tables of whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed import _core
+from hotbed.data.batch import Batch, changed
+from hotbed.data.histories import KeptByKey, Kind, Left, see
+from hotbed.errors import ConfigError, TableError
+
+from . import hashing
+from .init import Zeros
+from .policy import Ttl
+from .rule import Sgd
+from .table import Table
+from .tier import Tier
+
+if TYPE_CHECKING:
+    from hotbed.data.schema import Schema
+
+_FOR_GOOD = 2**62  # the last time of rows that must not expire
+_MOST_SERIALS = 2**32
+
+
+def history_tables(schema: Schema, tier: Tier | None = None) -> dict[str, Table]:
+    """Return new tables for the columns of a schema that a model keeps, by name."""
+    tables: dict[str, Table] = {}
+    for column in schema.kept:
+        assert isinstance(column, KeptByKey)
+        kind = column.kind_in(schema)
+        widths = {
+            column.newest_table: _core.HEAD_LANES + _core.ROW_ENTRIES * kind.lanes,
+            column.older_table: _core.ROW_ENTRIES * kind.lanes,
+        }
+        for name, width in widths.items():
+            tables[name] = Table(
+                name,
+                width,
+                rule=Sgd(),
+                evict=None if kind.seconds is None else Ttl(seconds=kind.seconds),
+                tier=tier,
+                init=Zeros(),
+                dtype="int32",
+                always_default=True,
+            )
+    return tables
+
+
+class Histories:
+    """The columns of a schema that a model keeps, with their tables.
+
+    Args:
+        schema: of the batches.
+        tables: by name, with those that `make_tables` makes for these columns.
+
+    Raises:
+        ConfigError: a table is missing, or has another shape.
+    """
+
+    def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
+        self.schema = schema
+        self.columns = [column for column in schema.kept if isinstance(column, KeptByKey)]
+        self.tables: dict[str, Table] = {}
+        for name, wanted in history_tables(schema).items():
+            table = tables.get(name)
+            if table is None or (table.dim, table.dtype) != (wanted.dim, wanted.dtype):
+                raise ConfigError(
+                    f"tables: the schema keeps histories in a table {name!r} of whole numbers of "
+                    f"dim {wanted.dim}, got {table}. Make it with hb.make_tables(schema, dim)."
+                )
+            self.tables[name] = table
+
+    def fill(self, batch: Batch, *, leaves: bool) -> Batch:
+        """Return a batch with the values that are kept.
+
+        A column that the batch has already stays as it is.
+
+        Args:
+            batch: rows in their order, with times.
+            leaves: whether the rows then leave what later rows see, as rows that are learned do.
+
+        Raises:
+            DataError: the batch has no times.
+        """
+        ids = dict(batch.ids)
+        dense = dict(batch.dense)
+        for column in self.columns:
+            seen, left = see(column, self.schema, batch, self._read, leaves=leaves)
+            more_ids, more_dense = column.features_of(seen, self.schema)
+            ids = {**more_ids, **ids}
+            dense = {**more_dense, **dense}
+            if left is not None:
+                self._add(column, seen.kind, left)
+        return changed(batch, {"ids": ids, "dense": dense})
+
+    def _read(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.tables[name].lookup(ids)
+
+    def _add(self, column: KeptByKey, kind: Kind, left: Left) -> None:
+        """Add the entries that rows left to the rows of their keys."""
+        newest_table = self.tables[column.newest_table]
+        older_table = self.tables[column.older_table]
+        newest = left.newest.copy()
+        moved, numbers, rows, gone, gone_numbers = _core.add_entries(
+            newest.reshape(-1),
+            kind.lanes,
+            left.offsets,
+            left.entries.reshape(-1),
+            left.dropped,
+            sums=kind.sums,
+        )
+        partitions = hashing.partition(left.keys).astype(np.int64)
+        new = np.unique(moved[newest[moved, 0] == 0])
+        if len(new):
+            newest[new, 0] = self._serials(older_table, partitions[new])
+        serials = newest[:, 0].view(np.uint32).astype(np.int64)
+        if len(moved):
+            ids = _core.older_ids(partitions[moved], serials[moved], numbers)
+            rows = rows.reshape(-1, older_table.dim)
+            last = column.times_of(rows.reshape(-1, kind.lanes), kind).reshape(len(rows), -1)
+            _write(older_table, ids, rows, last.max(1) * kind.tick)
+        is_changed = np.diff(left.offsets) > 0
+        last = _last_times(column, kind, left, newest)
+        _write(newest_table, left.keys[is_changed], newest[is_changed], last[is_changed])
+        if len(gone):
+            older_table.native.remove(_core.older_ids(partitions[gone], serials[gone], gone_numbers))
+
+    def _serials(self, table: Table, partitions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return new serial numbers of keys in these partitions.
+
+        The last one of a partition lies in a row of its own, under the serial number 0.
+        """
+        owners, places = np.unique(partitions, return_inverse=True)
+        zeros = np.zeros(len(owners), np.int64)
+        ids = _core.older_ids(owners, zeros, zeros)
+        rows = table.lookup(ids).view(np.int32)
+        before = rows[:, 0].view(np.uint32).astype(np.int64)
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        serials = np.empty(len(partitions), np.int64)
+        serials[order] = before[places[order]] + 1 + np.arange(len(order)) - firsts
+        if serials.max() >= _MOST_SERIALS:
+            raise TableError(
+                f"table {table.name!r}: a partition has had {_MOST_SERIALS:,} long histories, got "
+                "one more. Begin a new state."
+            )
+        rows[:, 0] = (before + counts).astype(np.uint32).view(np.int32)
+        _write(table, ids, rows, np.full(len(ids), _FOR_GOOD))
+        return serials.astype(np.uint32).view(np.int32)
+
+
+def _last_times(
+    column: KeptByKey, kind: Kind, left: Left, newest: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Return the time of the last entry in the newest row of each key, in microseconds."""
+    last = np.full(len(left.keys), -(2**62), np.int64)
+    owners = np.repeat(np.arange(len(left.keys)), np.diff(left.offsets))
+    np.maximum.at(last, owners, column.times_of(left.entries, kind) * kind.tick)
+    entries = newest[:, _core.HEAD_LANES :].reshape(-1, kind.lanes)
+    is_there = (entries != 0).any(1).reshape(len(newest), -1)
+    times = column.times_of(entries, kind).reshape(len(newest), -1) * kind.tick
+    own = np.where(is_there, times, -(2**62)).max(1, initial=-(2**62))
+    return np.maximum(last, own)
+
+
+def _write(
+    table: Table, ids: NDArray[np.int64], rows: NDArray[np.int32], last: NDArray[np.int64]
+) -> None:
+    """Write rows [n, dim] of whole numbers, last seen at these times in microseconds."""
+    if not len(ids):
+        return
+    columns: dict[str, Any] = {"id": ids, "value": rows.reshape(-1).view(np.float32)}
+    if table.keeps_times:
+        columns["last_seen"] = last
+    table.native.load_rows(columns)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories and counts over a dict, which replay all rows: the rule of docs/histories.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Any
+
+
+class ReplayedHistory:
+    """The entries of keys, oldest first; times are in any unit.
+
+    `length` and `within` are those of `hb.History`.
+
+    Example:
+        >>> history = ReplayedHistory(length=2)
+        >>> history.leave("ann", time=1, known=1, entry="Alien")
+        >>> history.see("ann", time=2)
+        [(1, 'Alien')]
+    """
+
+    def __init__(self, length: int, within: float = float("inf")) -> None:
+        self._length = length
+        self._within = within
+        self._kept: defaultdict[Hashable, list[tuple[int, Any]]] = defaultdict(list)
+
+    def see(self, key: Hashable, time: int) -> list[tuple[int, Any]]:
+        """Return the entries, as (known, entry), that a row of this time sees."""
+        oldest = time - self._within
+        seen = [each for each in self._kept[key] if oldest <= each[0] < time]
+        return sorted(seen, key=lambda each: each[0])[-self._length :]
+
+    def leave(self, key: Hashable, time: int, known: int, entry: Any) -> None:
+        """Add the entry of a row."""
+        kept = self._kept[key]
+        kept.append((known, entry))
+        while kept and (
+            sum(other < time for other, _ in kept[1:]) >= self._length
+            or kept[0][0] < time - 2 * self._within
+        ):
+            del kept[0]
+
+
+class ReplayedCount:
+    """How many rows of keys match, and how many there are; times are in seconds.
+
+    `every` is that of `hb.Count`.
+
+    Example: `ReplayedCount(every=60).see("film", time=3600, window=3600)` is (0, 0).
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._rows: defaultdict[Hashable, list[tuple[int, int, int]]] = defaultdict(list)
+
+    def see(self, key: Hashable, time: int, window: int) -> tuple[int, int]:
+        """Return the matches and the rows of the whole tiles before that of `time`."""
+        end = time // self._every * self._every
+        inside = [each for each in self._rows[key] if end - window <= each[0] < end]
+        return sum(match for _, match, _ in inside), sum(row for _, _, row in inside)
+
+    def leave(self, key: Hashable, known: int, match: int, row: int = 1) -> None:
+        """Add a row: whether it matches, and whether it counts as one."""
+        self._rows[key].append((known, match, row))
