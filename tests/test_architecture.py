@@ -90,6 +90,8 @@ NATIVE = {
     "connectors/hugectr/norm",
     "connectors/text/rows",
     "data/columns",
+    "data/histories/rule",
+    "embedding/histories",
     "embedding/native",
     "embedding/table",
     "frozen",

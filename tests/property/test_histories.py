@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
-from hotbed.embedding.histories import Histories
+from hotbed.embedding.histories import HistoryStore
 from hotbed.testing import ReplayedCount, ReplayedHistory
 
 KEYS = [0, 1, -1, 2**63 - 1, -(2**63)]
@@ -99,7 +99,7 @@ def test_histories_equal_those_of_a_dict_for_any_cut(
     rows: list[Row], sizes: list[int], unit: str, length: int, within: int | None
 ) -> None:
     schema = schema_of(unit, length, within)
-    histories = Histories(schema, hb.make_tables(schema, dim=4))
+    histories = HistoryStore(schema, hb.make_tables(schema, dim=4))
     begin = 0
     number = 0
     expected = replayed(rows, length, within)

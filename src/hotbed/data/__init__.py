@@ -13,7 +13,7 @@ encode.py          Encoder: raw Arrow columns -> Batch, by the same code in trai
 fit.py             fitting: transforms learn from the training range, in passes over its rows
 fitted.py          fitted maps: files of what transforms learned for each key
 grains.py          grains: the runs of samples of each batch, and which rows belong to which grain
-histories.py       histories and counts that a model keeps: what is declared, the rule of time
+histories/         histories and counts that a model keeps: what is declared, the rule of time
 learners.py        learners: what transforms learn from a column, part by part
 numbers.py         columns of numbers as NumPy arrays: dense values, labels, weights and times
 order.py           the order of an epoch: encoded chunks in their order, or buffers of them permuted

@@ -269,7 +269,8 @@ class Batch:
     the grains of this rank, and the runs of others are empty. `segments`: by each
     `hotbed.data.columns.SegmentColumn` that was asked for, the segment of each sample, an object
     array [n]. `known`: int64 [n], from when on the labels of a sample of a join were known, in
-    microseconds; None = at its time. The arrays are NumPy arrays, or tensors after `map_arrays`, but those of segments.
+    microseconds; None = at its time. The arrays are NumPy arrays, or tensors after `map_arrays`,
+    but those of segments.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -376,6 +377,7 @@ class Batch:
             num_samples=num_samples,
             counted=change_if_any(self.counted),
             impressions=change_if_any(self.impressions),
+            known=change_if_any(self.known),
         )
 
     @staticmethod
@@ -457,6 +459,7 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
         num_samples=sum(run.num_samples for run in runs),
         counted=counted,
         impressions=column(lambda batch: batch.impressions),
+        known=column(lambda batch: batch.known),
         previews=Batch.concat(previews) if previews else None,
         segments=segments,
     )

@@ -168,7 +168,7 @@ class Id(Column):
         checks.at_least(f"id {self.name!r}: max_length", self.max_length, 1, advice)
 
 
-class Kept(Column):
+class KeptColumn(Column):
     """Base of columns whose values the model keeps: rows do not bring them.
 
     `by`: the id column whose value is the key under which they are kept.
@@ -276,7 +276,7 @@ class Schema:
         for column in self.columns:
             if isinstance(column, Dense):
                 columns.append(column)
-            elif isinstance(column, Kept):
+            elif isinstance(column, KeptColumn):
                 columns += column.dense_in(self)
         return tuple(columns)
 
@@ -287,14 +287,14 @@ class Schema:
         for column in self.columns:
             if isinstance(column, Id):
                 columns.append(column)
-            elif isinstance(column, Kept):
+            elif isinstance(column, KeptColumn):
                 columns += column.ids_in(self)
         return tuple(columns)
 
     @property
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[KeptColumn, ...]:
         """The columns whose values the model keeps, in order."""
-        return tuple(column for column in self.columns if isinstance(column, Kept))
+        return tuple(column for column in self.columns if isinstance(column, KeptColumn))
 
     @property
     def time(self) -> Time | None:
@@ -333,7 +333,7 @@ class Schema:
         names: dict[str, None] = {}
         for column in self.columns:
             is_feature = isinstance(column, (Id, Dense))
-            if isinstance(column, Kept) or not (features if is_feature else labels):
+            if isinstance(column, KeptColumn) or not (features if is_feature else labels):
                 continue
             names[column.source] = None
             for transform in getattr(column, "transforms", ()):
@@ -349,7 +349,7 @@ class Schema:
         """
         numbers: dict[str, bool] = {}
         for column in self.columns:
-            if isinstance(column, Kept):
+            if isinstance(column, KeptColumn):
                 continue
             before = numbers.get(column.source, True)
             numbers[column.source] = before and column.reads_numbers

@@ -19,6 +19,6 @@ Only `device`, `lookups` and `modules` import torch: a server has tables without
 
     changed_rows.py  ChangeReader: what changed in a table since the last read
     footprint.py     the memory and the disk that rows on `Ssd` take
-    histories.py     Histories: the rows of the columns that a model keeps
+    histories.py     HistoryStore: the rows of the columns that a model keeps
     native.py        the configuration of a table as the native core takes it, and its threads
 """

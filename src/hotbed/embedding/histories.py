@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed.data.batch import Batch, changed
-from hotbed.data.histories import KeptByKey, Kind, Left, see
+from hotbed.data.histories import EntryKind, KeptByKey, LeftEntries, see
 from hotbed.errors import ConfigError, TableError
 
 from . import hashing
@@ -52,7 +52,7 @@ def history_tables(schema: Schema, tier: Tier | None = None) -> dict[str, Table]
     return tables
 
 
-class Histories:
+class HistoryStore:
     """The columns of a schema that a model keeps, with their tables.
 
     Args:
@@ -102,7 +102,7 @@ class Histories:
     def _read(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         return self.tables[name].lookup(ids)
 
-    def _add(self, column: KeptByKey, kind: Kind, left: Left) -> None:
+    def _add(self, column: KeptByKey, kind: EntryKind, left: LeftEntries) -> None:
         """Add the entries that rows left to the rows of their keys."""
         newest_table = self.tables[column.newest_table]
         older_table = self.tables[column.older_table]
@@ -129,7 +129,9 @@ class Histories:
         last = _last_times(column, kind, left, newest)
         _write(newest_table, left.keys[is_changed], newest[is_changed], last[is_changed])
         if len(gone):
-            older_table.native.remove(_core.older_ids(partitions[gone], serials[gone], gone_numbers))
+            older_table.native.remove(
+                _core.older_ids(partitions[gone], serials[gone], gone_numbers)
+            )
 
     def _serials(self, table: Table, partitions: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return new serial numbers of keys in these partitions.
@@ -157,7 +159,7 @@ class Histories:
 
 
 def _last_times(
-    column: KeptByKey, kind: Kind, left: Left, newest: NDArray[np.int32]
+    column: KeptByKey, kind: EntryKind, left: LeftEntries, newest: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Return the time of the last entry in the newest row of each key, in microseconds."""
     last = np.full(len(left.keys), -(2**62), np.int64)
@@ -166,8 +168,9 @@ def _last_times(
     entries = newest[:, _core.HEAD_LANES :].reshape(-1, kind.lanes)
     is_there = (entries != 0).any(1).reshape(len(newest), -1)
     times = column.times_of(entries, kind).reshape(len(newest), -1) * kind.tick
-    own = np.where(is_there, times, -(2**62)).max(1, initial=-(2**62))
-    return np.maximum(last, own)
+    of_rows = np.where(is_there, times, -(2**62)).max(1, initial=-(2**62))
+    later: NDArray[np.int64] = np.maximum(last, of_rows)
+    return later
 
 
 def _write(

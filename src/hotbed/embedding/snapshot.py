@@ -296,9 +296,7 @@ def _check_finite(place: str, ids: NDArray[Any], numbers: NDArray[np.float32]) -
     )
 
 
-def empty_batch(
-    dim: int, state_width: int, columns: Iterable[str], dtype: str
-) -> pa.RecordBatch:
+def empty_batch(dim: int, state_width: int, columns: Iterable[str], dtype: str) -> pa.RecordBatch:
     """Return a batch without rows; `columns`: the names of those that the table keeps."""
     types = {"partition": pa.uint8(), "id": pa.int64(), "value": pa.list_(value_type(dtype), dim)}
     if state_width:

@@ -36,8 +36,9 @@ def make_tables(
 ) -> dict[str, Table]:
     """Build one Table for every table name in the schema.
 
-    All tables get these keywords, see `hb.Table`; those of histories and counts get `tier` alone. Raises ConfigError for an override of a table or
-    keyword that does not exist, and for an `evict` that needs times if the schema has no Time.
+    All tables get these keywords, see `hb.Table`; those of histories and counts get `tier` alone.
+    Raises ConfigError for an override of a table or keyword that does not exist, and for an `evict`
+    that needs times if the schema has no Time.
 
     Args:
         overrides: keywords of single tables by table name; they replace the others.

@@ -10,6 +10,7 @@ health.py            add the services of every gRPC server
 main.py              the main functions of the commands that serve
 parameter_server.py  own the tables of several models and versions, mapped into memory
 process.py           the event loop and the log of a server process
+kept.py              histories and counts of requests, from the rows of a version
 request.py           encode the raw columns of a request
 rows.py              tables as servers read them
 session.py           score requests with one version of a model, without torch

@@ -77,14 +77,18 @@ def _without_transforms(schema: Schema) -> Schema:
     columns = list[Column]()
     types = dict[str, Type]()
     shapes = dict[str, Shape]()
-    for dense in schema.dense:
-        columns.append(replace(dense, transforms=(), column=dense.name))
     for feature in schema.ids:
         types[feature.name] = "integer"
-        plain = replace(feature, transforms=(), column=feature.name)
-        if feature.weights is not None:
-            plain = replace(plain, weights=_weights(feature))
-        columns.append(plain)
+    for column in schema.columns:
+        if isinstance(column, Dense):
+            columns.append(replace(column, transforms=(), column=column.name))
+        elif isinstance(column, Id):
+            plain = replace(column, transforms=(), column=column.name)
+            if column.weights is not None:
+                plain = replace(plain, weights=_weights(column))
+            columns.append(plain)
+        elif schema.kept:  # they name labels and the time
+            columns.append(column)
     encoded_columns: list[Dense | Id] = [*schema.dense, *schema.ids]
     for column in encoded_columns:
         if not column.transforms and column.source in schema.shapes:

@@ -17,7 +17,7 @@ from hotbed.data.columns import plain_columns
 from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
-from hotbed.frozen import RowArray
+from hotbed.frozen import IdArray, RowArray
 from hotbed.serving.datatypes import input_datatypes
 from hotbed.serving.rows import FeatureIds
 from hotbed.serving.trained_types import as_trained, check_text, numbers_as_trained
@@ -45,12 +45,14 @@ class ScoreRequest:
     """The encoded columns of n candidates.
 
     Unlike in a Batch, ids and numbers of one sample hold for all candidates, and ids of which
-    each sample has one may be an array.
+    each sample has one may be an array. Columns that the model keeps are there only if the request
+    brought them. `time`: when the candidates are shown, in microseconds, if the request says it.
     """
 
     ids: FeatureIds
     dense: Mapping[str, RowArray]
     num_samples: int
+    time: IdArray | None = None
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,13 @@ class RequestEncoder:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._ids = _Features(schema, schema.ids, int)
-        self._dense = _Features(schema, schema.dense, float)
+        of_rows = [column for column in schema.columns if isinstance(column, (Id, Dense))]
+        self._ids = _Features(schema, [each for each in of_rows if isinstance(each, Id)], int)
+        self._dense = _Features(
+            schema, [each for each in of_rows if isinstance(each, Dense)], float
+        )
+        features: list[Id | Dense] = [*schema.ids, *schema.dense]
+        self._kept = [_feature(schema, each) for each in features if each not in of_rows]
         self._raw = self._ids.raw | self._dense.raw
         self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
         by_type = _transformed_columns(schema)
@@ -188,8 +195,10 @@ class RequestEncoder:
         ids = dict[str, Any]()
         dense = dict[str, Any]()
         rest = self._encode_plain(values, ids, dense)
+        rest += [feature for feature in self._kept if feature.raw <= values.keys()]
+        time = self._time(values)
         if not rest:
-            return ScoreRequest(ids, dense, num_samples)
+            return ScoreRequest(ids, dense, num_samples, time)
         once = [feature for feature in rest if feature.raw <= shared.keys()]
         each = [feature for feature in rest if not feature.raw <= shared.keys()]
         if once:
@@ -198,7 +207,19 @@ class RequestEncoder:
             for name in shared.keys() & _raw_columns(each):
                 values[name] = _repeat(name, values[name], num_samples)
             self._encode_rest(each, values, ids, dense)
-        return ScoreRequest(ids, dense, num_samples)
+        return ScoreRequest(ids, dense, num_samples, time)
+
+    def _time(self, values: Mapping[str, Any]) -> IdArray | None:
+        """Return the times of a request that has some, if the model keeps histories."""
+        column = self._schema.time
+        if not self._kept or column is None or column.source not in values:
+            return None
+        schema = self._schema
+        encode = Encoder(Schema([column], schema.types, schema.shapes, rules=schema.rules))
+        times: IdArray = encode(
+            Memory({column.source: values[column.source]}).table, labels=False
+        ).time
+        return times
 
     def _encode_plain(
         self, values: dict[str, Any], ids: dict[str, Any], dense: dict[str, Any]

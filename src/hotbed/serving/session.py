@@ -33,6 +33,7 @@ from hotbed.persist.container.store import MANIFEST_FILE, split
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
 from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
+from hotbed.serving.kept import KeptColumns
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
 from hotbed.serving.rows import FeatureIds, FeatureSpec, FrozenLookup, LookupCall
@@ -111,6 +112,7 @@ class InferenceSession:
         self._lengths: Mapping[str, int] = graph.get("lengths", {})
         self._encode = RequestEncoder(model.schema)
         self._encoded = EncodedRequests(model.schema)
+        self._kept = KeptColumns(model) if model.schema.kept else None
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
@@ -198,6 +200,8 @@ class InferenceSession:
         version = self.model.version
         if request.num_samples == 0:
             return Scores(version, self._no_scores())
+        if self._kept is not None:
+            request = self._kept.fill(request)
         feeds, late = self._feeds(request, asked)
         values = self._session.run(self._outputs, feeds)
         outputs = dict(zip(self._outputs, values, strict=True))

@@ -33,13 +33,13 @@ class ReplayedHistory:
 
     def leave(self, key: Hashable, time: int, known: int, entry: Any) -> None:
         """Add the entry of a row."""
-        kept = self._kept[key]
-        kept.append((known, entry))
-        while kept and (
-            sum(other < time for other, _ in kept[1:]) >= self._length
-            or kept[0][0] < time - 2 * self._within
+        entries = self._kept[key]
+        entries.append((known, entry))
+        while entries and (
+            sum(other < time for other, _ in entries[1:]) >= self._length
+            or entries[0][0] < time - 2 * self._within
         ):
-            del kept[0]
+            del entries[0]
 
 
 class ReplayedCount:

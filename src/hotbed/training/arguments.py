@@ -9,10 +9,13 @@ from typing import Any
 from torch import nn
 
 from hotbed.config import did_you_mean
+from hotbed.data.dataset import Dataset
+from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.modules import histories_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import Compile
+from hotbed.parallel import Shard
 
 
 def check_network(network: Any) -> None:
@@ -60,6 +63,33 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
                 f"network: two tables have the same name, got {table.name!r} twice. Rename one."
             )
     return tables
+
+
+def check_rows_in_order(
+    histories: HistoryStore | None, data: Any, passes: int, shard: Shard
+) -> None:
+    """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
+    if histories is None:
+        return
+    name = histories.columns[0].name
+    if shard.size > 1:
+        raise ConfigError(
+            f"histories: {name!r} is kept by one process so far, got {shard.size} ranks. Train in "
+            "one process."
+        )
+    problem = ""
+    if passes > 1:
+        problem = f"{passes} epochs"
+    elif isinstance(data, Dataset) and not data.endless:
+        if data.shuffle:
+            problem = f"shuffle={data.shuffle}"
+        elif data.grains > 1:
+            problem = f"grains={data.grains}, which read parts of the rows side by side"
+    if problem:
+        raise ConfigError(
+            f"histories: {name!r} is kept of rows that come once and in the order of their times, "
+            f"got {problem}. Learn one pass in order, or prepare the column with hotbed prepare."
+        )
 
 
 def check_names(where: str, names: Sequence[str], tables: Mapping[str, Table]) -> None:

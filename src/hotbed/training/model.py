@@ -44,6 +44,7 @@ from hotbed.training.arguments import (
     check_evaluation,
     check_names,
     check_network,
+    check_rows_in_order,
     listed,
     tables_of,
 )
@@ -682,9 +683,11 @@ class RecModel:
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
         schema = getattr(goal.dataset, "schema", None)
+        shard = self.learner.shard
+        passes = goal.end_epoch - goal.first_epoch if not goal.online else 1
+        check_rows_in_order(self.histories, goal.dataset, passes, shard)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
-        shard = self.learner.shard
         shard.check_equal(
             lambda: {**settings_of_run(goal, callbacks, observer), **self._measured()}
         )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.table import Table
 from hotbed.persist.container.format import Reader
 from hotbed.persist.publish.version import OnnxGraph
@@ -31,6 +32,7 @@ class TrainedModel(TypedModel, Protocol):
     metrics: dict[str, Any]
     counters: dict[str, int]
     parent: str | None
+    histories: HistoryStore | None
 
     @property
     def tables(self) -> Mapping[str, Table]: ...

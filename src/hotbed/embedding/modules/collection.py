@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Ids, times_of
-from hotbed.embedding.histories import Histories
+from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.lookups import Feature, FeatureLayout, Pooled
 from hotbed.embedding.table import Table
 from hotbed.embedding.tables import check_table
@@ -67,7 +67,7 @@ class EmbeddingCollection(TableModule):
             check_table(f"tables.{name}", table)
         histories = None
         if schema is not None and schema.kept:
-            histories = Histories(schema, _by_name(tables))
+            histories = HistoryStore(schema, _by_name(tables))
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]
@@ -129,7 +129,7 @@ def _by_name(tables: Mapping[str, Table] | Sequence[Table]) -> Mapping[str, Tabl
     return {table.name: table for table in tables}
 
 
-def histories_of(model: nn.Module) -> Histories | None:
+def histories_of(model: nn.Module) -> HistoryStore | None:
     """Return the histories that a model keeps; None if its schema has none."""
     for module in table_modules(model):
         if isinstance(module, EmbeddingCollection) and module.histories is not None:

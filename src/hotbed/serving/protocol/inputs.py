@@ -204,6 +204,9 @@ class ModelInputs:
         self.allowed = set(self.names)
         if schema.time is not None:
             self.allowed.add(schema.time.source)
+        for column in schema.kept:
+            features = [*column.ids_in(schema), *column.dense_in(schema)]
+            self.allowed.update(feature.source for feature in features)
         self._schema = schema
         self.lists = frozenset(self._lists())
         # the heads that were valid, with their number of candidates

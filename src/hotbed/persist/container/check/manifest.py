@@ -59,7 +59,7 @@ def unsealed(data: bytes, place: str) -> Manifest:
     version = plain.get("format_version")
     if type(version) is not int or not 0 < version <= FORMAT_VERSION:
         raise VersionError(
-            f"{place}: this build reads format versions up to {FORMAT_VERSION}, got "
+            f"{place}: this build reads format versions up to {FORMAT_VERSION}, got format version "
             f"{version!r:.20}. Use the Hotbed version that wrote it, or a newer one."
         )
     return checked_manifest(plain, place)

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories and counts that the model keeps: what is declared of them, and the rule of time.
-
-docs/design/0023-histories.md has the rule. Training and servers apply it by this code, each to rows
-of its own: a `RowReader` reads those of a table by their ids.
-"""
+"""History and Count: columns whose values the model keeps, and how their entries lie in rows."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,17 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed import checks, config
-from hotbed.data.arrays import offsets_of
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import distinct_ids
-from hotbed.data.schema import Dense, Id, Kept, Schema
+from hotbed.data.schema import Dense, Id, KeptColumn, Schema
 from hotbed.errors import ConfigError, DataError, RowShapeError
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
-RowReader: TypeAlias = Callable[[str, Int64Array], NDArray[Any]]
-"""(table, ids [n]) -> rows of 4 bytes a lane, [n, dim]; zeros for an id without a row."""
-
 NO_LIMIT = 2**63 - 1
 MOST_ENTRIES = 1 << 20
 """The longest history."""
@@ -38,7 +29,7 @@ VALUES = ("matches", "rows", "rate")
 
 
 @dataclass(frozen=True)
-class Kind:
+class EntryKind:
     """How the entries of a kept column lie in rows.
 
     Attributes:
@@ -66,7 +57,7 @@ class Kind:
         return None if self.within == NO_LIMIT else self.keeps * self.tick / MICROS
 
 
-class KeptByKey(Kept):
+class KeptByKey(KeptColumn):
     """Base of History and Count: what the rows of a key left, by the rule of time."""
 
     name: str
@@ -83,11 +74,11 @@ class KeptByKey(Kept):
         return f"{self.name}.older"
 
     @abstractmethod
-    def kind_in(self, schema: Schema) -> Kind:
+    def kind_in(self, schema: Schema) -> EntryKind:
         """Return how its entries lie in rows."""
 
     @abstractmethod
-    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
+    def entries_of(self, batch: Batch, known: Int64Array, kind: EntryKind) -> Int32Array:
         """Return the entry that each row would leave, [n, lanes]; `known`: its time in units."""
 
     @abstractmethod
@@ -95,11 +86,13 @@ class KeptByKey(Kept):
         """Return which rows leave an entry, of those that match `where` and the others."""
 
     @abstractmethod
-    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+    def times_of(self, entries: Int32Array, kind: EntryKind) -> Int64Array:
         """Return the times of entries [m, lanes] in units."""
 
     @abstractmethod
-    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+    def features_of(
+        self, seen: SeenEntries, schema: Schema
+    ) -> tuple[dict[str, Ids], dict[str, Any]]:
         """Return the ids and the numbers that rows get of the entries that they see."""
 
     def matching(self, batch: Batch) -> NDArray[np.bool_]:
@@ -165,13 +158,13 @@ class History(KeptByKey):
     def ids_in(self, schema: Schema) -> tuple[Id, ...]:
         features: list[Id] = []
         for name in self.of:
-            own = self.name if not features else f"{self.name}_{name}"
-            table = own
+            feature = self.name if not features else f"{self.name}_{name}"
+            table = feature
             if schema.time is None or name != schema.time.name:
                 column = schema[name]
                 assert isinstance(column, Id)
                 table = str(column.table)
-            features.append(Id(own, table=table, pooling="none", max_length=self.length))
+            features.append(Id(feature, table=table, pooling="none", max_length=self.length))
         return tuple(features)
 
     def dense_in(self, schema: Schema) -> tuple[Dense, ...]:
@@ -190,7 +183,7 @@ class History(KeptByKey):
             if name != schema.time.name:
                 _single_id(schema, where, name)
 
-    def kind_in(self, schema: Schema) -> Kind:
+    def kind_in(self, schema: Schema) -> EntryKind:
         assert schema.time is not None
         tick = MICROS if schema.time.unit == "s" else 1
         time_lanes = 1 if tick == MICROS else 2
@@ -198,9 +191,9 @@ class History(KeptByKey):
         if self.within_seconds is not None:
             within = round(self.within_seconds * MICROS) // tick
         num_ids = len([name for name in self.of if name != schema.time.name])
-        return Kind(time_lanes + 2 * num_ids, tick, within, self.length, sums=False)
+        return EntryKind(time_lanes + 2 * num_ids, tick, within, self.length, sums=False)
 
-    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
+    def entries_of(self, batch: Batch, known: Int64Array, kind: EntryKind) -> Int32Array:
         columns: list[Int64Array] = []
         for name in self.of:
             if name in batch.ids:
@@ -225,13 +218,15 @@ class History(KeptByKey):
                 matches = matches & single_ids(batch.ids[name], name)[1]
         return matches
 
-    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+    def times_of(self, entries: Int32Array, kind: EntryKind) -> Int64Array:
         if kind.tick == MICROS:
             return entries[:, 0].view(np.uint32).astype(np.int64) - 1
         bits: Int64Array = np.ascontiguousarray(entries[:, :2]).view(np.int64)[:, 0]
         return bits ^ np.int64(-(2**63))
 
-    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+    def features_of(
+        self, seen: SeenEntries, schema: Schema
+    ) -> tuple[dict[str, Ids], dict[str, Any]]:
         assert schema.time is not None
         ids: dict[str, Ids] = {}
         lanes = 1 if seen.kind.tick == MICROS else 2
@@ -245,7 +240,7 @@ class History(KeptByKey):
             ids[feature.name] = Ids(values, seen.offsets)
         return ids, {}
 
-    def _ages(self, seen: Seen) -> Int64Array:
+    def _ages(self, seen: SeenEntries) -> Int64Array:
         """Return the ids of the ages of entries."""
         lengths = np.diff(seen.offsets)
         ages = np.repeat(seen.times, lengths) - self.times_of(seen.entries, seen.kind)
@@ -333,12 +328,12 @@ class Count(KeptByKey):
     def check_in(self, schema: Schema) -> None:
         self._check(schema)
 
-    def kind_in(self, schema: Schema) -> Kind:
+    def kind_in(self, schema: Schema) -> EntryKind:
         within = max(self.windows) // self.tile_seconds
-        return Kind(3, self.tile_seconds * MICROS, within, NO_LIMIT, sums=True)
+        return EntryKind(3, self.tile_seconds * MICROS, within, NO_LIMIT, sums=True)
 
-    def entries_of(self, batch: Batch, known: Int64Array, kind: Kind) -> Int32Array:
-        if len(known) and not (-_TILES <= known.min() and known.max() < _TILES):
+    def entries_of(self, batch: Batch, known: Int64Array, kind: EntryKind) -> Int32Array:
+        if len(known) and (known.min() < -_TILES or known.max() >= _TILES):
             raise DataError(
                 f"count {self.name!r}: times lie too far from 1970 for tiles of {self.every} "
                 f"seconds, got tile {known.max()}. Raise every."
@@ -350,14 +345,18 @@ class Count(KeptByKey):
         return entries
 
     def leaving(self, batch: Batch, matches: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if batch.counted is None:
-            return np.ones(batch.num_samples, bool)
-        return matches | np.asarray(batch.counted)
+        counted = np.ones(batch.num_samples, bool)
+        if batch.counted is not None:
+            counted = np.asarray(batch.counted)
+        either: NDArray[np.bool_] = matches | counted
+        return either
 
-    def times_of(self, entries: Int32Array, kind: Kind) -> Int64Array:
+    def times_of(self, entries: Int32Array, kind: EntryKind) -> Int64Array:
         return entries[:, 0].astype(np.int64)
 
-    def features_of(self, seen: Seen, schema: Schema) -> tuple[dict[str, Ids], dict[str, Any]]:
+    def features_of(
+        self, seen: SeenEntries, schema: Schema
+    ) -> tuple[dict[str, Ids], dict[str, Any]]:
         n = len(seen.times)
         rows = np.repeat(np.arange(n), np.diff(seen.offsets))
         tiles = self.times_of(seen.entries, seen.kind)
@@ -380,21 +379,7 @@ class Count(KeptByKey):
         return {}, {self.name: numbers[:, 0] if numbers.shape[1] == 1 else numbers}
 
 
-class Stored(NamedTuple):
-    """The entries of distinct keys.
-
-    Attributes:
-        newest: the newest row of each key, [k, width].
-        offsets: where the entries of each key begin, [k + 1].
-        entries: of all keys, by arrival, [m, lanes].
-    """
-
-    newest: Int32Array
-    offsets: Int64Array
-    entries: Int32Array
-
-
-class Seen(NamedTuple):
+class SeenEntries(NamedTuple):
     """What each row of a batch sees.
 
     Attributes:
@@ -404,91 +389,10 @@ class Seen(NamedTuple):
         entries: oldest first, [m, lanes].
     """
 
-    kind: Kind
+    kind: EntryKind
     times: Int64Array
     offsets: Int64Array
     entries: Int32Array
-
-
-class Left(NamedTuple):
-    """What the rows of a batch leave.
-
-    Attributes:
-        keys: distinct, in the order in which they first occur, [k].
-        newest: the newest row of each key before, [k, width].
-        offsets: where the new entries of each key begin, [k + 1].
-        entries: of all keys, [m, lanes].
-        dropped: how many entries of each key go, of those stored and then of the new ones, [k].
-    """
-
-    keys: Int64Array
-    newest: Int32Array
-    offsets: Int64Array
-    entries: Int32Array
-    dropped: Int64Array
-
-
-def read_stored(column: KeptByKey, kind: Kind, keys: Int64Array, read: RowReader) -> Stored:
-    """Return the entries that are kept of distinct keys."""
-    from hotbed import _core
-
-    newest = _lanes(read(column.newest_table, keys))
-    counts, ids = _core.older_rows(keys, newest.reshape(-1), kind.lanes)
-    older = np.empty(0, np.int32)
-    if len(ids):
-        older = _lanes(read(column.older_table, ids)).reshape(-1)
-    offsets, entries = _core.stored_entries(newest.reshape(-1), counts, older, kind.lanes)
-    return Stored(newest, offsets, entries.reshape(-1, kind.lanes))
-
-
-def see(
-    column: KeptByKey, schema: Schema, batch: Batch, read: RowReader, *, leaves: bool
-) -> tuple[Seen, Left | None]:
-    """Return what the rows of a batch see of a column, and what they leave.
-
-    Args:
-        column: the column.
-        schema: that it is of.
-        batch: rows in their order, with their times.
-        read: reads the rows that are kept.
-        leaves: whether rows leave entries. They then need the labels of `where`.
-    """
-    from hotbed import _core
-
-    kind = column.kind_in(schema)
-    ids, has_key = single_ids(batch.ids[column.by], column.by)
-    keys, numbers = distinct_ids(ids)
-    stored = read_stored(column, kind, keys, read)
-    times = np.asarray(batch.time) // kind.tick
-    known = times
-    num_rows = batch.num_samples
-    leaving = np.zeros(num_rows, bool)
-    entries = stored.entries
-    if leaves:
-        if batch.known is not None:
-            known = np.asarray(batch.known) // kind.tick
-        leaving = column.leaving(batch, column.matching(batch)) & has_key
-        entries = np.concatenate([entries, column.entries_of(batch, known, kind)])
-    rows = np.where(has_key, numbers, -1)
-    offsets, places, dropped = _core.see_entries(
-        kind.length,
-        kind.within,
-        kind.keeps,
-        rows,
-        times,
-        known,
-        leaving.astype(np.uint8),
-        stored.offsets,
-        column.times_of(stored.entries, kind),
-    )
-    seen = Seen(kind, times, offsets, entries[places])
-    if not leaves:
-        return seen, None
-    order = np.flatnonzero(leaving)
-    order = order[np.argsort(numbers[order], kind="stable")]
-    counts = np.bincount(numbers[order], minlength=len(keys))
-    added = entries[len(stored.entries) + order]
-    return seen, Left(keys, stored.newest, offsets_of(counts), added, dropped)
 
 
 def single_ids(ids: Ids, name: str) -> tuple[Int64Array, NDArray[np.bool_]]:
@@ -510,10 +414,6 @@ def single_ids(ids: Ids, name: str) -> tuple[Int64Array, NDArray[np.bool_]]:
     single = np.zeros(len(lengths), np.int64)
     single[has_one] = values
     return single, has_one
-
-
-def _lanes(rows: NDArray[Any]) -> Int32Array:
-    return np.ascontiguousarray(rows).view(np.int32)
 
 
 def _as_seconds(name: str, known: Int64Array) -> Int32Array:
