@@ -16,6 +16,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import Compile
 from hotbed.parallel import Shard
+from hotbed.training.run import Goal
 
 
 def check_network(network: Any) -> None:
@@ -65,9 +66,7 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
     return tables
 
 
-def check_rows_in_order(
-    histories: HistoryStore | None, data: Any, passes: int, shard: Shard
-) -> None:
+def check_rows_in_order(histories: HistoryStore | None, goal: Goal, shard: Shard) -> None:
     """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
     if histories is None:
         return
@@ -78,8 +77,10 @@ def check_rows_in_order(
             "one process."
         )
     problem = ""
-    if passes > 1:
-        problem = f"{passes} epochs"
+    data = goal.dataset
+    num_epochs = goal.end_epoch - goal.first_epoch
+    if num_epochs > 1:
+        problem = f"{num_epochs} epochs"
     elif isinstance(data, Dataset) and not data.endless:
         if data.shuffle:
             problem = f"shuffle={data.shuffle}"

@@ -193,3 +193,16 @@ def _next(items: Iterator[Any]) -> _Sent | None:
         return _Sent(item)
     encoder = item.encoder  # it stays here: each rank has one
     return _Sent(changed(item, {"encoder": None}), encoder.types, encoder.shapes)
+
+
+def num_batches(data: Any, *, of_stream: bool = False) -> int | None:
+    """Return the number of batches of one pass; None if it is not known."""
+    number: int | None = getattr(data, "num_batches", None)
+    if number:
+        return number
+    if of_stream and not isinstance(data, (list, tuple)):
+        return None  # streams without an end claim lengths
+    try:
+        return len(data)
+    except TypeError:
+        return None

@@ -57,6 +57,7 @@ from hotbed.training.described import (
     summary_of,
 )
 from hotbed.training.devices import find_device, move
+from hotbed.training.feed import num_batches
 from hotbed.training.learned_types import check_validation, typed
 from hotbed.training.loop import (
     check_batches,
@@ -224,7 +225,7 @@ class RecModel:
                 depth_for(self.learner.planner, depth),
                 first_epoch=first,
                 end_epoch=first + num_epochs,
-                epoch_steps=_num_batches(train),
+                epoch_steps=num_batches(train),
             )
             called = self._callbacks(goal, every_callback, progress=progress)
         observer = None
@@ -275,7 +276,7 @@ class RecModel:
                 valid,
                 depth_for(self.learner.planner, depth),
                 online=True,
-                epoch_steps=_num_batches(train_dataset, of_stream=True),
+                epoch_steps=num_batches(train_dataset, of_stream=True),
             )
             called = self._callbacks(goal, every_callback, progress=progress)
         observer = None
@@ -684,8 +685,7 @@ class RecModel:
         """Return a run that has not begun."""
         schema = getattr(goal.dataset, "schema", None)
         shard = self.learner.shard
-        passes = goal.end_epoch - goal.first_epoch if not goal.online else 1
-        check_rows_in_order(self.histories, goal.dataset, passes, shard)
+        check_rows_in_order(self.histories, goal, shard)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
         shard.check_equal(
@@ -827,16 +827,3 @@ def _read_segments(data: Any, callbacks: Callbacks) -> None:
     """Let a Dataset read the columns by which callbacks divide figures."""
     if isinstance(data, Dataset):
         data.encoder.read_segments(callbacks.segments)
-
-
-def _num_batches(data: Any, *, of_stream: bool = False) -> int | None:
-    """Return the number of batches of one pass; None if it is not known."""
-    number: int | None = getattr(data, "num_batches", None)
-    if number:
-        return number
-    if of_stream and not isinstance(data, (list, tuple)):
-        return None  # streams without an end claim lengths
-    try:
-        return len(data)
-    except TypeError:
-        return None
