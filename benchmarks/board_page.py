@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables and the picture of docs/accuracy.md, from the lines of `board.py`.
+
+python benchmarks/board_page.py board.jsonl --picture docs/accuracy.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from board import BASELINES, ENTRIES, HISTORIES, MODELS, PEERS, lines_of
+from board_logs import LOGS
+
+from hotbed.pictures.charts import ticks
+
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""The 97.5 % quantile of Student's t for the mean of so many seeds."""
+
+LABEL = 100  # width of the names
+PANEL = 190
+GAP = 22
+TOP = 40
+ROW = 21
+STYLE = """
+svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
+.page { fill: #fff } text { fill: #1d2430; font-size: 12px } .head { font-weight: 600 }
+.small { fill: #57606a; font-size: 11px } .axis { stroke: #d0d7de } .line { stroke: #eef1f4 }
+.mean { fill: #0b62c4 } .interval { stroke: #0b62c4; stroke-width: 2 }
+.peer { fill: none; stroke: #c2410c; stroke-width: 1.6 }
+.level { stroke: #57606a; stroke-dasharray: 3 3 }
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and 95 % interval over seeds; no interval where there is one seed."""
+
+    mean: float
+    interval: float | None
+    num_seeds: int
+
+    def text(self) -> str:
+        """Return the cell as a table shows it."""
+        digits = f"{self.mean:.4f}".removeprefix("0")
+        if self.interval is None:
+            return digits
+        return f"{digits} ± {self.interval:.4f}".replace("± 0.", "± .")
+
+
+Cells = Mapping[tuple[str, str], Cell]
+
+
+def cells_of(lines: Iterable[Mapping[str, object]], figure: str) -> Cells:
+    """Return the cell of each model and log."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        values.setdefault((str(line["model"]), str(line["log"])), []).append(float(line[figure]))
+    return {key: cell_of(seeds) for key, seeds in values.items()}
+
+
+def cell_of(seeds: Sequence[float]) -> Cell:
+    """Return mean and interval of the values of seeds."""
+    if len(seeds) < 2:
+        return Cell(seeds[0], None, len(seeds))
+    interval = STUDENT[len(seeds)] * statistics.stdev(seeds) / math.sqrt(len(seeds))
+    return Cell(statistics.mean(seeds), interval, len(seeds))
+
+
+def table(title: str, cells: Cells, models: Iterable[str], logs: Sequence[str]) -> str:
+    """Return the cells as a table of Markdown."""
+    rows = [f"| {title} | {' | '.join(logs)} |", "|---" * (len(logs) + 1) + "|"]
+    for model in models:
+        texts = [cells[model, log].text() if (model, log) in cells else "" for log in logs]
+        if any(texts):
+            rows.append(f"| {model} | {' | '.join(texts)} |")
+    return "\n".join(rows)
+
+
+def panel(log: str, cells: Cells, models: Sequence[str], left: float) -> list[str]:
+    """Return the shapes of one log: a dot, an interval and a ring for the peer of each model."""
+    shown = [cells[model, log] for model in models if (model, log) in cells]
+    lows = [cell.mean - (cell.interval or 0.0) for cell in shown]
+    highs = [cell.mean + (cell.interval or 0.0) for cell in shown]
+    popularity = cells.get(("popularity", log))
+    means = [] if popularity is None else [popularity.mean]
+    steps = ticks(min(lows + means), max(highs + means))
+    bottom = TOP + ROW * len(models)
+
+    def x(value: float) -> float:
+        return left + (value - steps[0]) / (steps[-1] - steps[0]) * PANEL
+
+    shapes = [f"<text class='head' x='{left}' y='16'>{html.escape(log)}</text>"]
+    for step in steps:
+        place = f"{x(step):.1f}"
+        shapes.append(f"<line class='axis' x1='{place}' x2='{place}' y1='{TOP}' y2='{bottom}'/>")
+        text = f"{step:.3f}".rstrip("0").removeprefix("0")
+        shapes.append(
+            f"<text class='small' x='{place}' y='{bottom + 15}' text-anchor='middle'>{text}</text>"
+        )
+    if popularity is not None:
+        place = f"{x(popularity.mean):.1f}"
+        shapes.append(f"<line class='level' x1='{place}' x2='{place}' y1='{TOP}' y2='{bottom}'/>")
+    for number, model in enumerate(models):
+        y = TOP + ROW * (number + 0.5)
+        shapes.append(f"<line class='line' x1='{left}' x2='{left + PANEL}' y1='{y}' y2='{y}'/>")
+        cell = cells.get((model, log))
+        if cell is not None:
+            ends = (x(cell.mean - (cell.interval or 0.0)), x(cell.mean + (cell.interval or 0.0)))
+            shapes.append(
+                f"<line class='interval' x1='{ends[0]:.1f}' x2='{ends[1]:.1f}' y1='{y}' y2='{y}'/>"
+                f"<circle class='mean' cx='{x(cell.mean):.1f}' cy='{y}' r='3.4'/>"
+            )
+        other = cells.get((f"FuxiCTR {model}", log))
+        if other is not None:
+            shapes.append(f"<circle class='peer' cx='{x(other.mean):.1f}' cy='{y}' r='6'/>")
+    return shapes
+
+
+def picture(cells: Cells, models: Sequence[str], logs: Sequence[str]) -> str:
+    """Return an SVG with a panel for each log."""
+    width = LABEL + (PANEL + GAP) * len(logs) + GAP
+    height = TOP + ROW * len(models) + 48
+    shapes = []
+    for number, model in enumerate(models):
+        y = TOP + ROW * (number + 0.5) + 4
+        shapes.append(f"<text x='{LABEL - 12}' y='{y}' text-anchor='end'>{model}</text>")
+    for number, log in enumerate(logs):
+        shapes += panel(log, cells, models, LABEL + (PANEL + GAP) * number)
+    legend = (
+        "AUC, each sample scored before it is learned. Dot and bar: mean and 95 % interval over "
+        "seeds. Ring: FuxiCTR's layers. Dashed: popularity."
+    )
+    shapes.append(f"<text class='small' x='{LABEL}' y='{height - 8}'>{legend}</text>")
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img' "
+        f"aria-label='AUC of each model on each log'><style>{STYLE}</style>"
+        f"<rect class='page' width='{width}' height='{height}'/>{''.join(shapes)}</svg>\n"
+    )
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("lines", type=Path, help="the file of board.py")
+    p.add_argument("--picture", type=Path, help="file of the SVG")
+    a = p.parse_args()
+    lines = lines_of(a.lines)
+    logs = [log for log in LOGS if any(line["log"] == log for line in lines)]
+    board = [*MODELS, *PEERS, *BASELINES]
+    auc, log_loss = (cells_of(lines, figure) for figure in ("auc", "log_loss"))
+    print(table("AUC", auc, board, logs), table("log loss", log_loss, board, logs), sep="\n\n")
+    after = cells_of(lines, "calibrated")
+    print(f"\n{table('log loss, calibrated', after, board, logs)}")
+    more = [model for model in ENTRIES if model not in board or model in ("DNN", "DCNv2")]
+    print(f"\n{table('AUC', auc, more, logs)}\n\n{table('log loss', log_loss, more, logs)}")
+    counts = cells_of([line for line in lines if "table_rows" in line], "table_rows")
+    for model in more:
+        rows = {log: round(counts[model, log].mean) for log in logs if (model, log) in counts}
+        print(f"{model}: rows of the tables {rows}")
+    for log in logs:
+        seeds = sorted({auc[model, log].num_seeds for model in ENTRIES if (model, log) in auc})
+        print(f"{log}: {seeds} seeds, {len(HISTORIES)} entries with a history")
+    if a.picture is not None:
+        a.picture.write_text(picture(auc, list(MODELS), logs))
+
+
+if __name__ == "__main__":
+    main()
