@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,11 +59,15 @@ def schedules(drawn: int = 6) -> list[Schedule]:
 
 
 class Mark:
-    """A place in a queue; `reached`: whether the work before it has run."""
+    """A place in a queue.
+
+    `reached`: whether the work before it has run. `seconds`: when that was; 0 before.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.reached = False
+        self.seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ class Queues:
         queue.tasks.popleft()
         if isinstance(task, Mark):
             task.reached = True
+            task.seconds = time.perf_counter()
         elif not isinstance(task, _WaitFor):
             task()
         return True

@@ -77,6 +77,11 @@ class Event:
     def query(self) -> bool:
         return self._mark is None or self._mark.reached
 
+    def elapsed_time(self, later: Event) -> float:
+        if self._mark is None or later._mark is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1e3 * (later._mark.seconds - self._mark.seconds)
+
 
 def current_stream(device: Any = None) -> Stream:
     return getattr(_of_thread, "stream", None) or Stream(queue=_main)

@@ -4,7 +4,6 @@
 arguments.py      the checks of RecModel's arguments
 columns.py        many small dicts as a few arrays, for the state of a checkpoint
 described.py      the words for a model
-devices.py        the devices of this machine by name, and a network's way to one of them
 last_step.py      LastStep: the gradients of a training step that was taken
 learned_types.py  the types of raw columns that a model learned from
 feed.py           the items that a pass reads: of a stream, from the first rank
@@ -24,6 +23,7 @@ writes.py         Writes: how often a run saved or published, and how often that
 ahead/            the ids of coming batches are mapped to rows while earlier batches train
 auto/             ordinary torch models whose embeddings become tables: `hb.auto`
 callbacks/        the callbacks of `hb.callbacks`
+devices/          which device the dense part computes on, and where the time of its steps goes
 device_checks/    whether a device computes the dense part rightly
 decisions/        what is decided between steps
 gate/             which versions of a stream are published

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from hotbed.errors import ConfigError
 from hotbed.optim.precision import Compile
 from hotbed.parallel import Shard
 from hotbed.training.run import Goal
+
+log = logging.getLogger("hotbed")
 
 
 def check_network(network: Any) -> None:
@@ -108,3 +111,16 @@ def listed(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def log_frozen_lookups(network: nn.Module) -> None:
+    """Log the table modules that stay in eval mode while the network is trained."""
+    lookups = {id(module) for module in table_modules(network) if not module.training}
+    names = [name for name, module in network.named_modules() if id(module) in lookups]
+    if names and any(module.training for module in network.modules()):
+        log.warning(
+            "network: modules %s are in eval mode, so their tables take no new ids and their rows "
+            "stay; "
+            "call network.train() before training unless that is meant",
+            ", ".join(names),
+        )

@@ -19,7 +19,7 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import device_of, histories_of, table_modules
+from hotbed.embedding.modules import device_of, histories_of
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
@@ -46,6 +46,7 @@ from hotbed.training.arguments import (
     check_network,
     check_rows_in_order,
     listed,
+    log_frozen_lookups,
     tables_of,
 )
 from hotbed.training.callbacks.validation import Validate
@@ -57,6 +58,7 @@ from hotbed.training.described import (
     summary_of,
 )
 from hotbed.training.devices import find_device, move
+from hotbed.training.devices.step_times import device_times
 from hotbed.training.feed import num_batches
 from hotbed.training.learned_types import check_validation, typed
 from hotbed.training.loop import (
@@ -217,7 +219,8 @@ class RecModel:
         first = first_epoch(train, epochs, self.counters["epochs"])
         limits = StreamLimits(max_steps, None)
         history = History()
-        every_callback = [*listed(callbacks), limits, history, *cores]
+        times = device_times(self, shows=progress and speaks())
+        every_callback = [*listed(callbacks), limits, history, *cores, *times]
         with self.learner.shard.together():  # sources count their rows, and name their columns
             goal = Goal(
                 train,
@@ -234,6 +237,7 @@ class RecModel:
             observer = self._progressive(goal)
         fit_epochs(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
+        history.step_times = next((part.times for part in times), None)
         return history
 
     @at("online_train")
@@ -269,7 +273,8 @@ class RecModel:
         self._divide(train_dataset)
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
-        every_callback = [*listed(callbacks), limits, history, *cores]
+        times = device_times(self, shows=progress and speaks())
+        every_callback = [*listed(callbacks), limits, history, *cores, *times]
         with self.learner.shard.together():  # sources count their rows, and name their columns
             goal = Goal(
                 train_dataset,
@@ -284,6 +289,7 @@ class RecModel:
             observer = self._progressive(goal, by_training=progressive == "training")
         follow(self._begin(goal, called, observer), history)
         history.ranks = self.learner.end()
+        history.step_times = next((part.times for part in times), None)
         return history
 
     @at("step")
@@ -691,7 +697,7 @@ class RecModel:
         shard.check_equal(
             lambda: {**settings_of_run(goal, callbacks, observer), **self._measured()}
         )
-        _log_frozen_lookups(self.network)
+        log_frozen_lookups(self.network)
         # clocks and signals may stop a stream on one rank
         agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
         if observer is not None:
@@ -808,19 +814,6 @@ def set_seed(seed: int) -> None:
     `Dataset(seed=…)`.
     """
     torch.manual_seed(seed)
-
-
-def _log_frozen_lookups(network: nn.Module) -> None:
-    """Log the table modules that stay in eval mode while the network is trained."""
-    lookups = {id(module) for module in table_modules(network) if not module.training}
-    names = [name for name, module in network.named_modules() if id(module) in lookups]
-    if names and any(module.training for module in network.modules()):
-        log.warning(
-            "network: modules %s are in eval mode, so their tables take no new ids and their rows "
-            "stay; "
-            "call network.train() before training unless that is meant",
-            ", ".join(names),
-        )
 
 
 def _read_segments(data: Any, callbacks: Callbacks) -> None:

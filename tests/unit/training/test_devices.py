@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ pytest.importorskip("torch", reason="torch absent")
 import devices
 import torch
 from devices import Schedule, finds_removed, schedules, wait_sites
+from devices.operations import launch
 from forked import SERVER, LogLines
 
 import hotbed as hb
 from hotbed.cli.device import print_checks
 from hotbed.cli.show import console
 from hotbed.embedding.device.link import DeviceLink
+from hotbed.embedding.lookups import LocalLookup
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.job import Fit, Job
 from hotbed.training.device_checks import checks
+from hotbed.training.devices.step_times import StepParts
 
 DRAW = np.random.default_rng(0)
 ROWS = {
@@ -225,3 +229,56 @@ def test_doctor_passes_a_sound_device_and_refuses_one_that_loses_a_bit() -> None
     assert not usable
     assert "FAILED rows: tables that learned on the device differ" in of_bad
     assert "failed 2 of 8 checks: waits under load, rows" in of_bad
+
+
+SLOW_SECONDS = 0.02
+
+
+def timed() -> Any:
+    """Return where time goes in a fit whose sums of gradients and whose network are slow."""
+    devices.install().reset(Schedule("lazy"))
+    on_device = model("fake")
+    on_device.network.register_forward_hook(lambda *_: launch([], lambda: time.sleep(SLOW_SECONDS)))
+    sum_gradients = LocalLookup.sum_gradients
+
+    def slow_sums(*arguments: Any) -> Any:
+        time.sleep(SLOW_SECONDS)
+        return sum_gradients(*arguments)
+
+    setattr(LocalLookup, "sum_gradients", slow_sums)  # noqa: B010  # its fork ends with this test
+    lines = LogLines()
+    logging.getLogger("hotbed").addHandler(lines)
+    logging.getLogger("hotbed").setLevel(logging.INFO)
+    times = on_device.fit(data(), progress=False).step_times
+    few = on_device.fit(data(), progress=False, max_steps=3).step_times
+    return times, few, [line for line in lines.lines if "a step took" in line]
+
+
+def test_fit_on_a_device_says_where_the_time_of_a_step_went() -> None:
+    times, few, lines = SERVER.call(timed)
+    assert times.rows >= SLOW_SECONDS
+    assert times.device >= SLOW_SECONDS
+    assert times.copies > 0
+    assert times.step >= times.rows
+    assert few is None
+    assert lines == [f"fake:0: {times}"]
+
+
+def test_line_of_a_step_says_what_would_help() -> None:
+    of_rows = StepParts(3.6e-3, 2.1e-3, 0.5e-3, 1.0e-3, threads=8, cores=32)
+    assert str(of_rows) == (
+        "a step took 3.60 ms: rows 2.10, copies 0.50, device 1.00, the rest 0.00. The work on rows "
+        "limits: hb.set_num_threads(16) instead of 8 gives about 1.3x. With grains the parts "
+        "overlap: at best 1.7x."
+    )
+    limits = {
+        "rows": "a host with more cores than 4",
+        "copies": "narrower tables",
+        "device": "rows on the host suffice",
+        "rest": "larger batches",
+    }
+    for limit, text in limits.items():
+        parts = {name: 9e-3 if name == limit else 0.1e-3 for name in ("rows", "copies", "device")}
+        line = str(StepParts(9.3e-3, **parts, threads=4, cores=4))
+        assert text in line
+        assert "With grains" not in line

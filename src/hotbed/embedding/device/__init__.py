@@ -2,6 +2,7 @@
 """Between the rows on the host and a network on another device: results up, gradients down.
 
 link.py     DeviceLink: moves tensors between the host and a device, beside what the device computes
+times.py    LinkTimes: where the time of steps goes that compute on a device
 streams.py  streams, events and pinned memory: the only file that names them
 """
 

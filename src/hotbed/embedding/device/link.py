@@ -21,7 +21,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .streams import current_stream, keep_for, new_event, new_stream, on_stream, pinned_bytes
+from .streams import (
+    Event,
+    current_stream,
+    keep_for,
+    new_event,
+    new_stream,
+    on_stream,
+    pinned_bytes,
+    seconds_between,
+)
+from .times import LinkTimes
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -38,10 +48,11 @@ Layout = Sequence[tuple[Sequence[int], torch.dtype]]
 class Slot:
     """Pinned memory of the host.
 
-    `copied`: the last copy that reads or writes it.
+    `begun`, `copied`: begin and end of the last copy that reads or writes it.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.begun = new_event(device)
         self.copied = new_event(device)
         self._bytes = pinned_bytes(0)
 
@@ -65,10 +76,14 @@ class DeviceLink:
     values are for the stream on which that thread computes.
 
     Use `link_to`: a process has one for each device.
+
+    `times`: where the time of steps has gone so far.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.times = LinkTimes()
         self._device = device
+        self._received = new_event(device)  # since the last values went up, the device can compute
         self._up = new_stream(device)
         self._down = new_stream(device)
         self._slots_up = deque(Slot(device) for _ in range(SLOTS_UP))
@@ -76,7 +91,9 @@ class DeviceLink:
 
     def slot(self) -> Slot:
         """Return memory of the host for `send`."""
-        return self._taken(self._slots_up)
+        slot = self._taken(self._slots_up)
+        self.times.copies += seconds_between(slot.begun, slot.copied)
+        return slot
 
     def send(self, slot: Slot, values: Sequence[Tensor]) -> list[Tensor]:
         """Copy tensors up, one copy each; return those of the device.
@@ -84,6 +101,7 @@ class DeviceLink:
         `slot`: that they lie in, which was not sent before.
         """
         with on_stream(self._up):
+            slot.begun.record(self._up)
             results = [part.to(self._device, non_blocking=True) for part in values]
             slot.copied.record(self._up)
         self._receive(slot, results)
@@ -97,6 +115,7 @@ class DeviceLink:
             target.copy_(part)
         (source,) = slot.tensors([((_size(layout),), torch.uint8)])
         with on_stream(self._up):
+            slot.begun.record(self._up)
             together = source.to(self._device, non_blocking=True)
             slot.copied.record(self._up)
         self._receive(slot, [together])
@@ -113,17 +132,29 @@ class DeviceLink:
         computed.record(current_stream(self._device))
         computed.wait(self._down)  # 3
         with on_stream(self._down):
+            slot.begun.record(self._down)
             for target, part in zip(targets, present, strict=True):
                 target.copy_(part, non_blocking=True)
             slot.copied.record(self._down)
         rest = iter(targets)
         arrived = [None if part is None else next(rest) for part in values]
-        return Arrival(self._slots_down, slot, arrived, present)
+        return Arrival(self, slot, arrived, present, (self._received, computed))
+
+    def count(self, slot: Slot, computing: tuple[Event, Event]) -> None:
+        """Count a copy down that is over, and the time in which its values were computed."""
+        self.times.copies += seconds_between(slot.begun, slot.copied)
+        self.times.device += seconds_between(*computing)
+
+    def give_back(self, slot: Slot) -> None:
+        """Take back memory of a copy down."""
+        self._slots_down.append(slot)
 
     def _receive(self, slot: Slot, results: Sequence[Tensor]) -> None:
         """Let the stream of this thread use results of a copy from a slot."""
         current = current_stream(self._device)
         slot.copied.wait(current)  # 2
+        self._received = new_event(self._device)
+        self._received.record(current)
         for values in results:
             keep_for(values, current)
         self._slots_up.append(slot)
@@ -141,20 +172,23 @@ class Arrival:
     It holds those of the device until they have arrived, so that their memory has no other use.
 
     Args:
-        slots: where the slot goes when it is free.
+        link: whose slot it is.
         slot: where they arrive.
         arriving: in that slot; None = there is no tensor.
         sources: on the device.
+        computing: begin and end of what computed them.
     """
 
     def __init__(
         self,
-        slots: deque[Slot],
+        link: DeviceLink,
         slot: Slot,
         arriving: Sequence[Tensor | None],
         sources: Sequence[Tensor],
+        computing: tuple[Event, Event],
     ) -> None:
-        self._slots = slots
+        self._link = link
+        self._computing = computing
         self._slot = slot
         self._arriving = arriving
         self._sources = sources
@@ -162,6 +196,7 @@ class Arrival:
     def read(self, use: Callable[[Sequence[Tensor | None]], T]) -> T:
         """Wait for the tensors, and return what `use` makes of them; it may not keep them."""
         self._slot.copied.synchronize()  # 4
+        self._link.count(self._slot, self._computing)
         try:
             return use(self._arriving)
         finally:
@@ -170,7 +205,7 @@ class Arrival:
     def drop(self) -> None:
         """Leave the tensors unread."""
         self._sources = ()
-        self._slots.append(self._slot)
+        self._link.give_back(self._slot)
 
 
 @functools.cache

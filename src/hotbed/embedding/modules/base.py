@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.device import link_to
 from hotbed.embedding.lookups import (
     FeatureLayout,
     Group,
@@ -184,9 +186,18 @@ def update_tables(
         sums = module.gradients.take(keeps=keeps)
         if sums is not None:
             parts.append((module.lookup, sums, group_rates))
-    update_parts(parts)
+    with _counted_on(modules):
+        update_parts(parts)
     for module in modules:
         module.gradients.let_go()
+
+
+def _counted_on(modules: Sequence[TableModule]) -> AbstractContextManager[None]:
+    """Return a block whose time counts as work on rows, where modules are on a device."""
+    for module in modules:
+        if module.device.type != "cpu":
+            return link_to(module.device).times.in_rows()
+    return nullcontext()
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:

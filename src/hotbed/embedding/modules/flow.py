@@ -18,7 +18,15 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.device import link_to
-from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Pooled, new_rows
+from hotbed.embedding.lookups import (
+    FeatureLayout,
+    Lookup,
+    MappedIds,
+    Plan,
+    Pooled,
+    RowMemory,
+    new_rows,
+)
 
 from .gradients import RowGradients
 
@@ -80,20 +88,21 @@ def look_up(
     keeps: bool,
 ) -> tuple[Pooled, MappedIds]:
     """Return what the lookup of `module` returns, on the device of the module."""
-    on_host = module.device.type == "cpu"
-    memory = new_rows
-    if not on_host:
-        link = link_to(module.device)
-        slot = link.slot()
-        memory = slot.rows
-    if plan is None:
-        results, mapped = module.lookup.pool(
+
+    def pooled(memory: RowMemory) -> tuple[Pooled, MappedIds]:
+        if plan is not None:
+            return module.lookup.pool_plan(module.layout, inputs, plan, memory)
+        return module.lookup.pool(
             module.layout, inputs, time, memory, training=training, keep=keeps
         )
+
+    if module.device.type == "cpu":
+        results, mapped = pooled(new_rows)
     else:
-        results, mapped = module.lookup.pool_plan(module.layout, inputs, plan, memory)
-    if not on_host:
-        flat, sequences = results
+        link = link_to(module.device)
+        slot = link.slot()
+        with link.times.in_rows():
+            (flat, sequences), mapped = pooled(slot.rows)
         flat, *sequences = link.send(slot, [flat, *sequences])
         results = flat, sequences
     if keeps:

@@ -64,20 +64,25 @@ class Coming:
         layout: of the module that was called.
         mapped: the ids.
         arrival: the gradient of the pooled features, then that of each sequence; None without one.
+        device: where they come from.
     """
 
     lookup: Lookup
     layout: FeatureLayout
     mapped: MappedIds
     arrival: Arrival
+    device: torch.device
 
     def summed(self, groups: Sequence[Group]) -> Sums:
         """Wait for them, and return their sums by id."""
-        return self.arrival.read(
-            lambda grads: self.lookup.sum_gradients(
-                self.layout, self.mapped, grads[0], grads[1:], groups
-            )
-        )
+
+        def summed(grads: Sequence[Tensor | None]) -> Sums:
+            with link_to(self.device).times.in_rows():
+                return self.lookup.sum_gradients(
+                    self.layout, self.mapped, grads[0], grads[1:], groups
+                )
+
+        return self.arrival.read(summed)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class RowGradients:
             return
         self._device = device
         arrival = link_to(device).bring([flat, *sequences])
-        self._set_coming([*self._coming, Coming(lookup, layout, mapped, arrival)])
+        self._set_coming([*self._coming, Coming(lookup, layout, mapped, arrival, device)])
 
     def arrive(self) -> None:
         """Wait for the gradients that are on their way, and add them to those that wait."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.data.batch import Batch, times_of
+from hotbed.embedding.device import link_to
 from hotbed.embedding.lookups import Plans, WantedRows
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.table import MapQueue
@@ -97,9 +99,13 @@ class Planner:
         Raises:
             HotbedError: the ids of this example cannot be mapped, now or in `plan`.
         """
-        by_grains = self._agreed is not None
-        if by_grains and self._queue is None:
+        if self._agreed is not None and self._queue is None:
             return example
+        with _counted(example):
+            return self._mapped(example, by_grains=self._agreed is not None)
+
+    def _mapped(self, example: Example, *, by_grains: bool) -> Example:
+        """Return an example whose ids are mapped, as far as they are known."""
         modules = self._lookups.modules if by_grains else self._lookups.followed(example)
         if example.plans is None and modules is not None:
             example = self._asked(example, modules)
@@ -156,6 +162,13 @@ class Planner:
         return foreseen.planned(plans)
 
 
+def _counted(example: Example) -> AbstractContextManager[None]:
+    """Return a block whose time counts as work on rows, where the network is on a device."""
+    if example.device.type == "cpu":
+        return nullcontext()
+    return link_to(example.device).times.in_rows()
+
+
 def asked_by_grains(
     lookups: NetworkLookups, example: Example, agreed: Agreed, queue: MapQueue | None = None
 ) -> Plans:
@@ -182,10 +195,10 @@ def asked_by_grains(
             )
     plans = Plans(batch.ids)
     values = partial(_agreed_in, example, agreed)
-    plans.ask(
-        [module for module in lookups.modules if module.training],
-        WantedRows(times_of(batch), True, queue, batch.grain_ends, values),
-    )
+    modules = [module for module in lookups.modules if module.training]
+    wanted = WantedRows(times_of(batch), True, queue, batch.grain_ends, values)
+    with _counted(example) if queue is None else nullcontext():
+        plans.ask(modules, wanted)
     return plans
 
 

@@ -14,6 +14,7 @@ from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
 from hotbed.training.columns import Tables, columns, rows_of
 from hotbed.training.decisions.checkpoint import Checkpoint
+from hotbed.training.devices.step_times import StepParts
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.scorer import Progressive, watch_scores
@@ -97,6 +98,7 @@ class History:
         learned: samples that the model had learned before this training, and at its end. If the
             same model is trained further, the next training begins with this end. None before it.
         ranks: what each of several processes did, at the end of training; empty for one process.
+        step_times: where the time of a step went, at the end of training; None on the CPU.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -114,6 +116,7 @@ class History:
         self.held: list[tuple[int, list[str]]] = []
         self.learned: tuple[int, int] | None = None
         self.ranks: list[RankWork] = []
+        self.step_times: StepParts | None = None
         self._tables_at_end: Tables = {}
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
