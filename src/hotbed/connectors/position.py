@@ -25,11 +25,16 @@ tables count this one.
 
 IMPRESSION = "\0impression"
 """Column of a join's batches: the number of the impression, if its reader asks for previews."""
+
+KNOWN = "\0known"
+"""Column of a join's batches, if its reader asks for it: from when on the labels of a sample could
+be known, in microseconds of event time.
+"""
 PREVIEW = {b"hotbed": b"preview"}
 """Metadata of the batches of impressions that a join accepted, which have no labels yet."""
 
 
-MARKS = (COUNTED, IMPRESSION, PLACE)
+MARKS = (COUNTED, IMPRESSION, KNOWN, PLACE)
 """Columns of batches that no schema names: a source over another one passes them on."""
 
 

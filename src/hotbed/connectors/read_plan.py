@@ -72,11 +72,13 @@ class JoinWishes:
             they may be saved.
         previews: it yields each impression when it is accepted, too.
         saved: what was open at the position where reading begins.
+        known: it says from when on the labels of each sample could be known.
     """
 
     keeps_open: bool = False
     previews: bool = False
     saved: SavedRows | None = None
+    known: bool = False
 
 
 NO_WISHES = JoinWishes()

@@ -610,6 +610,7 @@ class Dataset:
             tally.has_begun = True
             self.encoder.forget_labels()
         try:
+            wishes = replace(wishes, known=bool(self.schema.kept))
             plan = tally.plan(replace(self._plan(), wishes=wishes, opens=True))
             for raw, after in self._source_rows.read(source, position, chunk_rows, plan):
                 if raw is OPENED:

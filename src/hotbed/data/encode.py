@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
+from hotbed.connectors.position import COUNTED, IMPRESSION, KNOWN, MARKS
 from hotbed.connectors.read_plan import Skips
 from hotbed.connectors.times import check_median, text_of_time, with_readable_times
 from hotbed.connectors.types import usual_rows
@@ -227,8 +227,7 @@ class Encoder:
         self._seen = [*newest, (schema, labels)]
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
-        of_sources = (COUNTED, IMPRESSION, PLACE)
-        names = [name for name in schema.names if name not in of_sources]
+        names = [name for name in schema.names if name not in MARKS]
         require_columns(self.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
             kind = type_of(schema.field(name).type)
@@ -282,6 +281,9 @@ class Encoder:
         impressions = None
         if IMPRESSION in batch.schema.names:
             impressions = batch.column(IMPRESSION).to_numpy().copy()
+        moments = None
+        if labels and KNOWN in batch.schema.names:
+            moments = batch.column(KNOWN).to_numpy().copy()
         segments = self.segments if labels else ()
         return Batch(
             ids,
@@ -292,6 +294,7 @@ class Encoder:
             num_samples=batch.num_rows,
             counted=counted,
             impressions=impressions,
+            known=moments,
             segments={each: each.names(context.column(each.column)) for each in segments},
         )
 

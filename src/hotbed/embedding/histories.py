@@ -77,9 +77,9 @@ class HistoryStore:
             self.tables[name] = table
 
     def fill(self, batch: Batch, *, leaves: bool) -> Batch:
-        """Return a batch with the values that are kept.
+        """Return a batch, and its previews, with the values that are kept.
 
-        A column that the batch has already stays as it is.
+        A column that the batch has already stays as it is. Previews leave nothing.
 
         Args:
             batch: rows in their order, with times.
@@ -88,6 +88,9 @@ class HistoryStore:
         Raises:
             DataError: the batch has no times.
         """
+        if batch.previews is not None:
+            previews = self.fill(batch.previews, leaves=False)
+            batch = changed(batch, {"previews": previews})
         ids = dict(batch.ids)
         dense = dict(batch.dense)
         for column in self.columns:

@@ -52,6 +52,7 @@ class TurnResult:
         labels: theirs, [labels, samples].
         is_first: whether this is the first sample of the impression.
         numbers: of the impressions.
+        known: from when on the labels of each sample could be known, if that is wanted.
         unmatched: columns of outcomes that will never meet an impression, if they are wanted.
         accepted: columns of the impressions that came in this turn, if they are wanted.
         first: the number of the first one of these.
@@ -61,6 +62,7 @@ class TurnResult:
     labels: np.ndarray
     is_first: np.ndarray
     numbers: np.ndarray
+    known: np.ndarray
     unmatched: Sequence[pa.Table]
     accepted: Sequence[pa.Table]
     first: int
@@ -82,6 +84,7 @@ class OpenRows:
         keeps: rows are kept, also if they closed, until `release` was called.
         returns_unmatched: whether turns return the outcomes that met no impression.
         returns_accepted: whether turns return the impressions that came in them.
+        returns_known: whether turns return from when on labels could be known.
         newest: returns the newest event times by input and partition.
     """
 
@@ -93,6 +96,7 @@ class OpenRows:
     keeps: bool = False
     returns_unmatched: bool = False
     returns_accepted: bool = False
+    returns_known: bool = False
     newest: Callable[[], Sequence[Mapping[str, int]]] = field(default=tuple)
 
     def __post_init__(self) -> None:
@@ -161,6 +165,7 @@ class OpenRows:
         labels = [np.zeros((len(self._last_windows), 0))]
         is_first = [np.zeros(0, bool)]
         numbers = [np.zeros(0, np.int64)]
+        known = [np.zeros(0, np.int64)]
         new = [segment for segment in self.impressions if segment.is_new]
         accepted = [segment.table() for segment in new if self.returns_accepted]
         first = self.impressions.count - sum(map(len, new))
@@ -171,6 +176,8 @@ class OpenRows:
                 labels.append(decided.labels)
                 is_first.append(decided.is_first)
                 numbers.append(segment.numbers[decided.rows])
+                if self.returns_known:
+                    known.append(self._known(segment, decided))
         unmatched = self._end_unmatched(before)
         self.impressions.settle()
         self.outcomes.settle()
@@ -181,6 +188,7 @@ class OpenRows:
             np.concatenate(labels, axis=1),
             np.concatenate(is_first),
             np.concatenate(numbers),
+            np.concatenate(known),
             unmatched,
             accepted,
             first,
@@ -234,6 +242,8 @@ class OpenRows:
         others = others[is_met]
         if len(rows):
             impressions.mark(rows, np.left_shift(np.uint8(1), kinds[is_met]))
+            if self.returns_known:
+                impressions.met.append((rows, kinds[is_met], outcomes.times[others]))
             outcomes.mark(others, np.full(len(others), MATCHED))
 
     def _decide(self, segment: Segment, before: int) -> Decided | None:
@@ -262,6 +272,13 @@ class OpenRows:
             np.array(closed),
         )
         return self.rule.decide(impressions)
+
+    def _known(self, segment: Segment, decided: Decided) -> np.ndarray:
+        """Return from when on the labels of decided impressions could be known."""
+        windows = np.array(self._last_windows)[:, None] + self.windows.lateness
+        ends = segment.times[decided.rows] + windows
+        met = segment.first_met(decided.rows, len(self._last_windows))
+        return self.rule.known(decided, ends, met)
 
     def _end_unmatched(self, before: int) -> list[pa.Table]:
         """Count the outcomes that are not held any more and met no impression.

@@ -23,6 +23,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.position import (
     COUNTED,
     IMPRESSION,
+    KNOWN,
     OPENED,
     PLACE,
     PREVIEW,
@@ -68,6 +69,7 @@ class JoinReading:
         self.open.keeps = join.endless and plan.wishes.keeps_open
         self.open.returns_unmatched = join.keeps_unmatched
         self.open.returns_accepted = join.endless and plan.wishes.previews
+        self.open.returns_known = plan.wishes.known
         self._turns = JoinTurns(join, plan, self._inputs, self._lanes, self.open, state)
         self._stalls = Stalls(join, self.live, self._lanes)
         self.open.newest = self._lanes.to_json
@@ -214,6 +216,8 @@ class JoinReading:
             table = table.append_column(COUNTED, pa.array(result.is_first))
         if self.open.returns_accepted:
             table = table.append_column(IMPRESSION, pa.array(result.numbers))
+        if self.open.returns_known:
+            table = table.append_column(KNOWN, pa.array(result.known))
         return table
 
     def _preview(self, result: TurnResult) -> pa.RecordBatch:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hotbed.connectors.times import EARLIEST
+
 UNKNOWN = -1.0
 """The value of a label that is not decided yet."""
 
@@ -60,6 +62,17 @@ class JoinRule(ABC):
     def decide(self, impressions: Impressions) -> Decided:
         """Return the impressions that become samples."""
 
+    def known(self, decided: Decided, ends: np.ndarray, met: np.ndarray) -> np.ndarray:
+        """Return from when on the labels of each sample could be known, in microseconds, [rows].
+
+        Args:
+            decided: the samples.
+            ends: the end of the window of each label, [labels, rows].
+            met: the time of the first outcome of each label in this turn, [labels, rows].
+        """
+        last: np.ndarray = np.where(decided.labels != UNKNOWN, ends, EARLIEST).max(axis=0)
+        return last
+
     @abstractmethod
     def repeats(self, num_labels: int) -> bool:
         """Return whether an impression of `num_labels` labels may become several samples."""
@@ -106,6 +119,9 @@ class AsTheyCome(JoinRule):
         was_positive = impressions.positive & ~impressions.fresh
         is_first = ~(was_positive | impressions.closed)[:, rows].any(axis=0)
         return Decided(rows, labels.astype(np.float64), is_first)
+
+    def known(self, decided: Decided, ends: np.ndarray, met: np.ndarray) -> np.ndarray:
+        return super().known(decided, np.where(decided.labels > 0, met, ends), met)
 
     def repeats(self, num_labels: int) -> bool:
         return num_labels > 1

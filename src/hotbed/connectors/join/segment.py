@@ -11,6 +11,7 @@ import pyarrow as pa
 from hotbed.connectors.join.columns import together
 from hotbed.connectors.join.keys import EventKeys
 from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable, rows_of
+from hotbed.connectors.times import LATEST
 
 SEGMENT_ROWS = 1 << 18
 """Events of a whole segment: smaller ones are merged."""
@@ -29,6 +30,7 @@ class Segment:
         marks: of an impression the labels that had their outcome, a bit each; of an outcome whether
             it met an impression.
         fresh: marks that were set in this turn; None = none.
+        met: the outcomes that set marks in this turn: rows, labels and times.
         is_new: whether the events came in this turn.
     """
 
@@ -53,6 +55,7 @@ class Segment:
         self.kinds = kinds
         self.marks = np.zeros(len(times), np.uint8) if marks is None else marks
         self.fresh: np.ndarray | None = None
+        self.met: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.is_new = True
         self.earliest = int(times.min())
         self.latest = int(times.max())
@@ -180,6 +183,16 @@ class Segment:
             self.fresh = np.zeros(len(self), np.uint8)
         np.bitwise_or.at(self.fresh, rows, bits & ~before)
 
+    def first_met(self, rows: np.ndarray, num_labels: int) -> np.ndarray:
+        """Return the time of the first outcome in this turn, [labels, rows]; `LATEST` for none."""
+        if not self.met:
+            return np.full((num_labels, len(rows)), LATEST, np.int64)
+        times = np.full((num_labels, len(self)), LATEST, np.int64)
+        for met_rows, labels, met_times in self.met:
+            np.minimum.at(times, (labels, met_rows), met_times)
+        first: np.ndarray = times[:, rows]
+        return first
+
 
 def merged(first: Segment, second: Segment) -> Segment:
     """Return the events of two segments, of which the second follows the first."""
@@ -240,6 +253,7 @@ class Segments:
         segments = list(self._all)
         for segment in segments:
             segment.fresh = None
+            segment.met = []
             segment.is_new = False
         while len(segments) > 1:
             total = len(segments[-1]) + len(segments[-2])
