@@ -172,6 +172,27 @@ def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_no
     assert answer["digest"] == unbroken_auto["digest"]
 
 
+@pytest.mark.parametrize(
+    "config", [{}, pytest.param({"ram_rows": 200}, marks=pytest.mark.soak)], ids=["ram", "ssd"]
+)
+def test_a_killed_run_keeps_the_histories_of_one_that_was_not(
+    config: dict[str, Any], lives: Any, tmp_path: Path
+) -> None:
+    answers = []
+    kills = [{"at": "table", "number": 13}, {"at": "update", "number": 15}]
+    for name in ("whole", "killed"):
+        root = tmp_path / name
+        driver.write_events(root / "events", SEED)
+        for kill in kills if name == "killed" else ():
+            life = lives(root, histories=True, kill=kill, **config)
+            assert life["killed"] == 9
+        answers.append(lives(root, histories=True, **config))
+    assert answers[1]["digest"] == answers[0]["digest"]
+    assert answers[0]["rows"]["before.older"] > 0
+    assert answers[0]["evicted"]["likes.newest"]["evicted_expired"] > 0
+    assert len(answers[1]["chain"]) > 1
+
+
 def test_other_threads_and_a_stop_on_the_way_change_nothing(
     unbroken: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:

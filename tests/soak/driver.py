@@ -19,6 +19,7 @@ events with `events`. Other keys:
 * `epochs`: a fit of shuffled files instead of a stream; `model` is then the digest of the model in
   the end, `rows` of its metrics an epoch
 * `ahead`: so many batches are mapped ahead
+* `histories`: the model keeps a history and a count
 * `grains`: of the model; `auto`: a plain torch model that `hb.auto` converted
 * `ram_rows`: the tables lie on a disk, with so many rows of each in memory
 * `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
@@ -160,7 +161,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         ids = [hb.Id("row"), hb.Id("again", column="row")]
     if "join" in config:
         ids.append(hb.Id("n"))
-    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x")])
+    kept = _kept() if config.get("histories") else []
+    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x"), *kept])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
     if config.get("every_rule"):
@@ -249,10 +251,24 @@ def _network(schema: Any, memory: int, tier: Any) -> tuple[Any, Any]:
             }
         },
     )
+    if schema.kept:
+        histories = {"before": "item"}
+        small = {"hidden": (8,), "attention_hidden": (4,)}
+        return hb.models.DIN(schema, tables, histories=histories, **small), hb.Adam(lr=0.01)
     network = hb.models.DCNv2(
         schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
     )
     return network, hb.Adam(lr=0.01)
+
+
+def _kept() -> list[Any]:
+    """Return columns that the model keeps: one for good, one whose rows expire."""
+    import hotbed as hb
+
+    return [
+        hb.History("before", of=["item"], by="user", where={"y": 1}, length=20),
+        hb.Count("likes", by="item", where={"y": 1}, windows=[600, 3600], every=60),
+    ]
 
 
 def _every_table() -> list[tuple[int, Any]]:

@@ -425,10 +425,10 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
     counted = None
     if any(batch.counted is not None for batch, _ in runs):
         counted = np.concatenate([_all_if_none(batch)[rows] for batch, rows in runs])
-    known = None
+    moments = None
     if any(batch.known is not None for batch, _ in runs):  # not of the files before a join
-        moments = [batch.time if batch.known is None else batch.known for batch, _ in runs]
-        known = np.concatenate([each[rows] for each, (_, rows) in zip(moments, runs, strict=True)])
+        each_known = [batch.time if batch.known is None else batch.known for batch, _ in runs]
+        moments = np.concatenate([each[rows] for each, (_, rows) in zip(each_known, runs, strict=True)])
     ids: dict[str, Ids] = {}
     dense: dict[str, Any] = {}
     if features:
@@ -463,7 +463,7 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
         num_samples=sum(run.num_samples for run in runs),
         counted=counted,
         impressions=column(lambda batch: batch.impressions),
-        known=known,
+        known=moments,
         previews=Batch.concat(previews) if previews else None,
         segments=segments,
     )

@@ -165,7 +165,7 @@ class OpenRows:
         labels = [np.zeros((len(self._last_windows), 0))]
         is_first = [np.zeros(0, bool)]
         numbers = [np.zeros(0, np.int64)]
-        known = [np.zeros(0, np.int64)]
+        moments = [np.zeros(0, np.int64)]
         new = [segment for segment in self.impressions if segment.is_new]
         accepted = [segment.table() for segment in new if self.returns_accepted]
         first = self.impressions.count - sum(map(len, new))
@@ -177,7 +177,7 @@ class OpenRows:
                 is_first.append(decided.is_first)
                 numbers.append(segment.numbers[decided.rows])
                 if self.returns_known:
-                    known.append(self._known(segment, decided))
+                    moments.append(self._known(segment, decided))
         unmatched = self._end_unmatched(before)
         self.impressions.settle()
         self.outcomes.settle()
@@ -188,7 +188,7 @@ class OpenRows:
             np.concatenate(labels, axis=1),
             np.concatenate(is_first),
             np.concatenate(numbers),
-            np.concatenate(known),
+            np.concatenate(moments),
             unmatched,
             accepted,
             first,
