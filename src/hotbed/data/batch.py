@@ -427,8 +427,7 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
         counted = np.concatenate([_all_if_none(batch)[rows] for batch, rows in runs])
     moments = None
     if any(batch.known is not None for batch, _ in runs):  # not of the files before a join
-        each_known = [batch.time if batch.known is None else batch.known for batch, _ in runs]
-        moments = np.concatenate([each[rows] for each, (_, rows) in zip(each_known, runs, strict=True)])
+        moments = np.concatenate([_known_of(batch)[rows] for batch, rows in runs])
     ids: dict[str, Ids] = {}
     dense: dict[str, Any] = {}
     if features:
@@ -472,6 +471,10 @@ def joined(runs: Sequence[BatchSlice], *, features: bool = True) -> Batch:
 def _joined(arrays: Sequence[Any]) -> Any:
     """Return the arrays of all parts as one, in order; None if the first part has none."""
     return None if arrays[0] is None else np.concatenate(arrays)
+
+
+def _known_of(batch: Batch) -> Any:
+    return batch.time if batch.known is None else batch.known
 
 
 def _all_if_none(batch: Batch) -> Any:

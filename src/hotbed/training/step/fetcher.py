@@ -11,7 +11,7 @@ from torch import nn
 
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import FeatureLayout
-from hotbed.embedding.modules import EmbeddingCollection, TableModule, table_modules
+from hotbed.embedding.modules import EmbeddingCollection, TableModule, histories_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import HotbedError
@@ -52,6 +52,7 @@ class Fetcher:
         )
         if adapter is not None:
             self._lookups = adapter.lookups(by_grains=False)
+        self._histories = histories_of(network)
         self._thread = ThreadPoolExecutor(1, "hotbed-fetch")
         self._waiting: dict[int, tuple[Coming, Future[None]]] = {}  # by the identity of the batch
         self._problem = ""  # the first one, which is logged
@@ -96,6 +97,8 @@ class Fetcher:
         """Return the ids of lookups in tables that read ahead, as far as they are known now."""
         ids = None
         if isinstance(coming, Batch):
+            if self._histories is not None:  # as they are now; the rows in between leave few more
+                coming = self._histories.fill(coming, leaves=False)
             coming = prepare(coming, CPU, labelled=False)
         try:
             if self._is_known:
