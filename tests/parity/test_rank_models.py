@@ -499,19 +499,31 @@ def moved(**policies: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def of_auto(**policies: Any) -> Found:
-    """Fit a model of `hb.auto`, then map the ids of its batches ahead."""
+    """Fit a model of `hb.auto`, then map the ids of its batches ahead; save it before and after."""
     network, optimizer = moved(**policies)
     model = hb.RecModel(network, "bce", optimizer, {"auc"}, grains=8)
+    folder = model.learner.shard.from_first(tempfile.mkdtemp)
     first = model.fit(dataset(ONE_LABEL), callbacks=[hb.callbacks.Evict(2)], progress=False)
-    second = model.fit(hb.Ahead(dataset(ONE_LABEL)), progress=False)
+    model.save(f"{folder}/0")
+    second = map_ahead(model)
+    model.save(f"{folder}/1")
     losses = [history.epochs[-1]["loss"] for history in (first, second)]
     scores = np.asarray(model.predict(dataset(ONE_LABEL))).tolist()
-    return found(model, losses=losses, auc=model.evaluate(dataset(ONE_LABEL)), scores=scores)
+    result = found(model, losses=losses, auc=model.evaluate(dataset(ONE_LABEL)), scores=scores)
+    return result | {"folder": folder}
+
+
+def map_ahead(model: hb.RecModel) -> Any:
+    torch.manual_seed(1)
+    return model.fit(hb.Ahead(dataset(ONE_LABEL)), progress=False)
+
+
+POLICIES: dict[str, Any] = {"admit": hb.MinCount(2), "evict": hb.Ttl(seconds=1)}
 
 
 @quick
 def auto() -> Found:
-    return of_auto(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
+    return of_auto(**POLICIES)
 
 
 CASES["auto with an Lru"] = lambda: of_auto(evict=hb.Lru(1024))
@@ -855,9 +867,8 @@ LAYER = hugectr.Layer_t
 
 def hugectr_model(**settings: Any) -> hugectr.Model:
     """A spread and a localized embedding, compiled over data in memory."""
-    solver = hugectr.CreateSolver(
-        seed=7, batchsize=40, batchsize_eval=50, **{"lr": 0.05, **settings}
-    )
+    sizes = {"batchsize": 40, "batchsize_eval": 50, "max_eval_batches": 4}
+    solver = hugectr.CreateSolver(seed=7, **sizes, **{"lr": 0.05, **settings})
     reader = hugectr.DataReaderParams(
         hugectr.DataReaderType_t.Parquet,
         "train",
@@ -1918,34 +1929,17 @@ def every_case(names: list[str]) -> dict[str, Found]:
     return results
 
 
-def saved(folder: str) -> None:
-    """Save a model of `hb.auto` after an epoch and after another."""
-    network, optimizer = moved(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
-    model = hb.RecModel(network, "bce", optimizer, grains=8)
-    for epoch in range(2):
-        torch.manual_seed(epoch)
-        model.fit(dataset(ONE_LABEL), progress=False)
-        model.save(f"{folder}/{epoch}")
-
-
-def everything(folder: str) -> Found:
+def everything() -> Found:
     """What a rank of the group of every run of the suite finds."""
     found = every_case([*QUICK, *CONTROLS, *QUICK_PROGRAMS])
-    saved(folder)
     found["refused"] = {name: error_of(call) for name, (call, _) in REFUSED.items()}
     found["sizes"] = sizes()
     return found
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks save."""
-    return tmp_path_factory.mktemp("three")
-
-
-@pytest.fixture(scope="module")
-def three_ranks(folder: Path) -> list[Found]:
-    return ranks_of(everything, 3, str(folder))
+def three_ranks() -> list[Found]:
+    return ranks_of(everything, 3)
 
 
 @functools.cache
@@ -2049,19 +2043,17 @@ def test_a_sum_by_all_reduce_has_other_bits(three_ranks: list[Found]) -> None:
         assert dense != one_process("policies")["same"][0]
 
 
-@pytest.mark.usefixtures("three_ranks")
 def test_one_process_goes_on_where_three_ranks_saved_a_model_of_auto(
-    folder: Path, tmp_path: Path
+    three_ranks: list[Found], tmp_path: Path
 ) -> None:
-    network, optimizer = moved(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
-    model = hb.RecModel(network, "bce", optimizer, grains=8)
-    model.restore(folder / "0")
-    torch.manual_seed(1)
-    model.fit(dataset(ONE_LABEL), progress=False)
+    folder = three_ranks[0]["auto"]["folder"]
+    network, optimizer = moved(**POLICIES)
+    model = hb.RecModel(network, "bce", optimizer, {"auc"}, grains=8)
+    model.restore(f"{folder}/0")
+    map_ahead(model)
     model.save(tmp_path)
-    assert content_digest(open_checkpoint(tmp_path)) == content_digest(
-        open_checkpoint(folder / "1")
-    )
+    expected = content_digest(open_checkpoint(f"{folder}/1"))
+    assert content_digest(open_checkpoint(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("name", REFUSED)
