@@ -8,10 +8,12 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,22 @@ def shared_data(request: pytest.FixtureRequest) -> Path:
     if request.config.option.without_shared or not folder.is_dir():
         pytest.skip("shared data absent")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browsed() -> Callable[[str, int], str]:
+    """Shows a page in a browser for virtual milliseconds, and returns the document that it is then."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("Chromium absent")
+
+    def document(address: str, milliseconds: int) -> str:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+        budget = f"--virtual-time-budget={milliseconds}"
+        command = [chromium, *flags, budget, address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+    return document
 
 
 @pytest.fixture

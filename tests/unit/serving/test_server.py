@@ -8,10 +8,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import signal
 import ssl
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,23 +224,13 @@ def test_the_page_runs_no_script_but_its_own(running: Running) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_shows_a_model_and_trusts_no_name_or_reason(exported: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("Chromium absent")
+def test_the_page_shows_a_model_and_trusts_no_name_or_reason(
+    exported: Path, browsed: Callable[[str, int], str]
+) -> None:
     running, name = Running(exported, grpc_port=None), "<img src=x onerror=document.title=1>"
     running.models.add(name, exported)
     running.models.named(name).problem = "<b>a gap</b>"
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=3000",
-        "--dump-dom",
-    ]
-    page = subprocess.run(
-        [chromium, *flags, f"http://{running.http}/"], capture_output=True, text=True, timeout=60
-    ).stdout
+    page = browsed(f"http://{running.http}/", 3_000)
     assert page.count("<h2>") == 2
     assert "&lt;img src=x" in page
     assert "&lt;b&gt;a gap" in page

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -260,10 +259,9 @@ def test_page_of_a_run_shows_what_a_server_answers_and_names_one_that_is_away(
 
 
 @pytest.mark.slow
-def test_the_page_plots_latency_age_and_hit_rate(exported: Path, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("Chromium absent")
+def test_the_page_plots_latency_age_and_hit_rate(
+    exported: Path, browsed: Callable[[str, int], str]
+) -> None:
     running, version = cached(exported)
     object.__setattr__(version, "learned", running.models.named("m").current.since - 90)
     stop = threading.Event()
@@ -277,14 +275,8 @@ def test_the_page_plots_latency_age_and_hit_rate(exported: Path, tmp_path: Path)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=40000"]
     try:
-        page = subprocess.run(
-            [chromium, *flags, "--dump-dom", f"http://{running.http}/"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
+        page = browsed(f"http://{running.http}/", 40_000)
     finally:
         stop.set()
         thread.join()

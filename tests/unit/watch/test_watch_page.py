@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -476,11 +476,8 @@ def test_a_page_ends_by_sigint_also_where_it_interrupts_no_call(
 
 @pytest.mark.slow
 def test_page_shows_news_in_a_browser_without_a_reload(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, browsed: Callable[[str, int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("Chromium absent")
     change_status(run, state="training", written=time.time(), host="<img src=x>")
     pages = []
 
@@ -493,11 +490,8 @@ def test_page_shows_news_in_a_browser_without_a_reload(
         return pages[-1]
 
     monkeypatch.setattr("hotbed.watch.server.page", page_with_its_number)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
     with watching(run) as address:
-        shown = subprocess.run(
-            [chromium, *flags, "--dump-dom", address], capture_output=True, text=True, timeout=120
-        ).stdout
+        shown = browsed(address, 30_000)
     assert "<b>1,000</b>" in pages[0]  # it is whole without a script
     number = re.search(r"<b>([\d,]+)</b><span>events learned", shown)
     assert number is not None
