@@ -20,13 +20,18 @@ from hotbed.connectors.position import PLACE, Position
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import with_readable_times
 from hotbed.data.batch import Batch, Ids
-from hotbed.errors import DecodeError
+from hotbed.errors import DataError, DecodeError
 
 log = logging.getLogger("hotbed")
 
 
 def dead_letters(rows: pa.RecordBatch, reason: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yield place, reason and content of rows of an endless source that were left out."""
+    """Yield place, reason and content of rows of an endless source that were left out.
+
+    Raises:
+        DataError: the rows have no places.
+    """
+    _require_places(rows)
     columns = [with_readable_times(column) for column in rows.columns]
     readable = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
     for letter in readable.to_pylist():
@@ -40,9 +45,13 @@ def located(
     """Return `error`, whose row counts within `raw`, with the place of the row in `source`.
 
     `after` is the position after `raw`.
+
+    Raises:
+        DataError: the source is endless, and its rows have no places.
     """
     row = error.row or 1
     if source.endless:
+        _require_places(raw)
         place = raw.column(PLACE)[row - 1].as_py()
         message = f"{source.words_for(place)}: {error}"
         return DecodeError(message, row=error.row, column=error.column)
@@ -51,6 +60,16 @@ def located(
     if origin.file:
         message = f"{origin}: {error}"
     return DecodeError(message, origin.file, origin.number, error.column)
+
+
+def _require_places(rows: pa.RecordBatch) -> None:
+    """Raise DataError if rows of an endless source do not say where they come from."""
+    if PLACE not in rows.schema.names:
+        raise DataError(
+            f"dataset: a row of an endless source cannot be decoded, and there is no column {PLACE!r} "
+            f"that says where it is, got {rows.schema.names}. Add the column to the rows of the "
+            "source, as hb.testing.FakeStream does."
+        )
 
 
 @dataclass(frozen=True)

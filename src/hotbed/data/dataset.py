@@ -717,7 +717,7 @@ class Dataset:
         Args:
             before: a position in the block.
         """
-        if not self.endless or before is None:
+        if not self.endless or before is None or "block" not in before.state:
             return
         self.live.journal.amend("block", int(before["block"]), {"failed": True})
 

@@ -10,7 +10,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.position import Position, require_equal
 from hotbed.connectors.read_plan import ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 
 GRAIN_KEYS = {"epoch", "batch", "grains", "order"}
 """Members of a position in an epoch by grains."""
@@ -155,13 +155,29 @@ class TimeLimit:
         self._latest = state.get(LATEST_TIME)
 
     def latest(self, after: Position, *, learns: bool) -> Latest | None:
-        """Return what limits the times of rows before a position of the source; None: nothing."""
+        """Return what limits the times of rows before a position of the source; None: nothing.
+
+        Raises:
+            DataError: the position of an endless source does not hold the clock.
+        """
         if not self._applies(learns):
             return None
         latest = self._latest
         if self._endless:
-            latest = self._plan.latest_recorded(after["now"])
+            latest = self._plan.latest_recorded(_clock_at(after))
         return None if latest is None else Latest(latest, self._is_set)
 
     def _applies(self, learns: bool) -> bool:
         return self._timed and (self._is_set or learns)
+
+
+def _clock_at(after: Position) -> int:
+    """Return the clock in microseconds when a block of an endless source was decided."""
+    if "now" not in after.state:
+        raise DataError(
+            "dataset: the position of an endless source has no member 'now', by which times are "
+            f"limited, got {sorted(after.state)}. Add the clock in microseconds when the block was "
+            "decided, as hb.testing.FakeStream does."
+        )
+    clock: int = after["now"]
+    return clock

@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hotbed.connectors import Concat, DeadLetters, Journal, Live, Memory, SourceStatus
+from hotbed.connectors import Concat, DeadLetters, Journal, Live, Memory, Position, SourceStatus
+from hotbed.connectors.position import PLACE
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
-from hotbed.errors import ConfigError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
@@ -431,3 +432,42 @@ def test_an_endless_source_has_no_slice_and_no_order_but_joins_a_side_table() ->
     assert items[1] is not None
     dataset.commit(items[1].position)
     assert len(stream.commits) == 1
+
+
+class Bare(FakeStream):
+    """An endless source of one's own whose rows and positions lack a part."""
+
+    lacking = ""
+
+    def read(self, *arguments: Any, **keywords: Any) -> Iterator[Any]:
+        for batch, after in super().read(*arguments, **keywords):
+            if self.lacking in batch.schema.names:
+                batch = batch.drop_columns([self.lacking])
+            state = {name: each for name, each in after.state.items() if name != self.lacking}
+            yield batch, Position(state)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_bad_row_of_a_source_without_places_is_a_named_error(on_error: str) -> None:
+    source = Bare({"row": [1, 2, 3], "label": [0, 1, None]}, [3], ends=True)
+    source.lacking = PLACE
+    with pytest.raises(DataError, match=r"no column '.*place' that says where it is, got"):
+        list(make(source, 2, on_error=on_error))
+
+
+def test_a_bad_row_of_a_source_without_blocks_is_a_decode_error() -> None:
+    source = Bare({"row": [1, 2, 3], "label": [0, 1, None]}, [3], ends=True)
+    source.lacking = "block"
+    with pytest.raises(DecodeError, match="row"):
+        list(make(source, 2))
+
+
+def test_times_of_a_source_without_a_clock_are_a_named_error() -> None:
+    def read(schema: Schema) -> list[Any]:
+        source = Bare({**log(4), "time": [1, 2, 3, 4]}, ends=True)
+        source.lacking = "now"
+        return list(Dataset(source, schema, 2, prefetch=0))
+
+    assert len(read(SCHEMA)) == 2  # it needs none
+    with pytest.raises(DataError, match="no member 'now', by which times are limited, got"):
+        read(Schema([*SCHEMA.columns, Time("time", unit="s")]))
