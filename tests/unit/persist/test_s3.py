@@ -23,8 +23,6 @@ import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
-pytest.importorskip("moto", reason="moto absent")
-pytest.importorskip("s3fs", reason="s3fs absent")
 
 import torch
 from forked import ranks_of

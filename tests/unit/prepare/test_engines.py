@@ -21,8 +21,6 @@ import pytest
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.prepare import Engine, Local, Preparation, Ray, prepare
 
-ray = pytest.importorskip("ray", reason="ray absent")
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context")
 
 ENGINES = ["local-1", "local-2", "local-3", "ray-2"]
@@ -30,6 +28,7 @@ ENGINES = ["local-1", "local-2", "local-3", "ray-2"]
 
 @pytest.fixture(scope="module")
 def _ray_of_two_processors() -> Iterator[None]:
+    ray = pytest.importorskip("ray", reason="ray absent")
     folder = tempfile.mkdtemp(prefix="r")  # the paths of Ray's sockets must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # a token would be written into the home folder
