@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("COLUMNS", "120")
 
 # no test asserts a time; `make soak` draws many examples
-settings.register_profile("hotbed", deadline=None, max_examples=20)
+settings.register_profile("hotbed", deadline=None, max_examples=12)
 settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("hotbed")
 

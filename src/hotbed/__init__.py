@@ -9,7 +9,10 @@ optional dependency is missing raises MissingExtra with the command that install
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -191,7 +194,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hotbed' has no attribute {name!r}")
     module_name, _, attribute = home.partition(":")
     try:
-        module = importlib.import_module(f"hotbed.{module_name}")
+        with _without_collections():
+            module = importlib.import_module(f"hotbed.{module_name}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -205,6 +209,18 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, attribute) if attribute else module
     globals()[name] = value
     return value
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Import without garbage collections: they find nothing, and take a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

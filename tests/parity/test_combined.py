@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
@@ -537,7 +537,6 @@ def test_an_optimizer_over_embeddings_alone_has_a_dense_part_without_parameters(
 # --- any order of uses ---------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([sgd, momentum, adam]),
     st.lists(

@@ -265,7 +265,7 @@ class TableMachine(RuleBasedStateMachine):
 def run(keywords: dict[str, Any], examples: int) -> None:
     machine = type("Machine", (TableMachine,), {"keywords": keywords})
     quick = settings(
-        max_examples=examples,
+        max_examples=examples * settings.default.max_examples // 12,
         stateful_step_count=25,
         deadline=None,
         derandomize=True,
@@ -277,18 +277,18 @@ def run(keywords: dict[str, Any], examples: int) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_does_what_the_reference_does(name: str) -> None:
-    run({"rule": RULES[name]}, examples=5)
+    run({"rule": RULES[name]}, examples=3)
 
 
 # each rule takes its turn
 @pytest.mark.parametrize(("name", "rule"), list(zip(POLICIES, cycle(RULES), strict=False)))
 def test_every_policy_does_what_the_reference_does(name: str, rule: str) -> None:
-    run({"rule": RULES[rule], **POLICIES[name]}, examples=8)
+    run({"rule": RULES[rule], **POLICIES[name]}, examples=5)
 
 
 @pytest.mark.parametrize("scope", ["touched", "all", "catch_up"])
 def test_policies_and_scopes_work_together(scope: Any) -> None:
-    run({"rule": hb.Momentum(lr=0.1, l2=0.05, scope=scope), **POLICIES["ttl_and_lru"]}, examples=5)
+    run({"rule": hb.Momentum(lr=0.1, l2=0.05, scope=scope), **POLICIES["ttl_and_lru"]}, examples=3)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_policies_and_scopes_work_together(scope: Any) -> None:
     ],
 )
 def test_tables_on_a_disk_do_what_the_reference_does(rule: str, policy: str, ram_rows: int) -> None:
-    run({"rule": RULES[rule], "tier": on_disk(ram_rows), **POLICIES[policy]}, examples=5)
+    run({"rule": RULES[rule], "tier": on_disk(ram_rows), **POLICIES[policy]}, examples=3)
 
 
 @pytest.mark.soak

@@ -126,9 +126,7 @@ STEP = st.tuples(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=ROWS, steps=st.lists(STEP, max_size=8))
 def test_served_rows_equal_those_of_the_run_after_any_steps(first: Any, steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hotbed as hb
@@ -36,7 +36,6 @@ def batch_of(lengths: list[int]) -> dict[str, hb.Ids]:
     }
 
 
-@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_values_are_the_same_bits_and_shapes_those_of_the_buckets(batches: list[list[int]]) -> None:
     plain, padded = collection(), collection((32, 8))

@@ -45,7 +45,7 @@ def state_of(table: hb.Table) -> list[Any]:
     return [list(table.export()), list(table.candidates()), list(table.sketch()), table.scalars()]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     count=st.sampled_from([2, 3, 5, 40, 300]),
     coefficient=st.integers(1, 3),
@@ -67,7 +67,7 @@ def test_no_id_is_admitted_later_than_its_exact_count_says(
         assert admitted[due].all()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 60), st.integers(0, 4), st.integers(-3, 0)),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch absent")
@@ -320,7 +320,6 @@ def test_tables_beside_need_one_dim_for_each_suffix() -> None:
     assert tables == {"user": 4, "item": 4, "user.linear": 1, "user.second": 2}
 
 
-@settings(max_examples=30)
 @given(st.data())
 def test_inputs_are_the_columns_that_they_name(data: st.DataObject) -> None:
     pooled = st.lists(st.sampled_from(["user", "item", "genres"]), min_size=1, unique=True)
@@ -431,7 +430,6 @@ def test_a_report_shows_the_layers(tmp_path: Path) -> None:
     assert trained.network.picture() in page.read_text()
 
 
-@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=4), min_size=2, max_size=14))
 def test_boxes_and_lines_of_a_picture_keep_apart(sources: list[list[int]]) -> None:
     boxes = []
@@ -541,7 +539,6 @@ def weights(description: Any) -> dict[str, Any]:
     return {name: values.tolist() for name, values in dense_state(built(description)).items()}
 
 
-@settings(max_examples=20)
 @given(graphs())
 def test_any_network_gives_back_its_description_and_its_weights(description: Any) -> None:
     network = built(description)
@@ -561,7 +558,6 @@ def test_any_network_gives_back_its_description_and_its_weights(description: Any
         assert network.shapes[name] == f"[{sizes}]"
 
 
-@settings(max_examples=30)
 @given(graphs(), st.data())
 def test_a_mistake_in_any_network_names_its_place(description: Any, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(description["layers"]) - 1))

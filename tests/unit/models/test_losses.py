@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch absent")
@@ -80,7 +80,6 @@ REFERENCES: dict[Any, Any] = {
 
 @pytest.mark.parametrize("cls", REFERENCES)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 12))
-@settings(max_examples=20)
 def test_losses_and_gradients_equal_numpy(cls: Any, seed: int, rows: int) -> None:
     """Gradients against central differences of the reference in float64."""
     random = np.random.default_rng(seed)

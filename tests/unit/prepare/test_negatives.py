@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.data import Label, Schema
@@ -147,7 +147,6 @@ def price_at(rows: list[Event], item: str, time: int, seen: str) -> str:
     return f"{item}{max([t for t in times if t <= time], default=min(times)) // 100}"
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     rows=events_of_users,
     cut=st.integers(0, 40),

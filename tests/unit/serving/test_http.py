@@ -296,7 +296,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(asked=requests, at=st.integers(-1, 3), tail=st.binary(max_size=60), split=st.booleans())
 def test_made_up_requests_get_a_reason_and_never_an_error_of_the_server(
     running: Running, asked: Any, at: int, tail: bytes, split: bool

@@ -74,7 +74,7 @@ ways = st.sampled_from(["plain", "map", "fitted", "shifted"])
 kinds = st.sampled_from(["text", "integer"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(kinds, ways, ways, st.permutations(range(6)), st.permutations(range(6)), st.data())
 def test_rows_of_a_warm_start_follow_their_words(
     tmp_path_factory: Any, kind: str, way: str, new_way: str, old: Any, new: Any, data: Any
