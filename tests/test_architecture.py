@@ -726,7 +726,8 @@ def test_tests_patch_only_the_listed_constants() -> None:
     """Also: each listed one is still patched."""
     patched: set[str] = set()
     for path in python_files(TESTS):
-        patched |= patched_constants(path)
+        if "setattr" in path.read_text():
+            patched |= patched_constants(path)
     assert patched == PATCHED_CONSTANTS.keys(), sorted(patched ^ PATCHED_CONSTANTS.keys())
 
 

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Printed output and folder of a demo on the events from 50 % to 86 % of the whole."""
+    """Printed output and folder of a demo on the events from 60 % to 83 % of the whole."""
     output = tmp_path_factory.mktemp("demo") / "movielens"
-    sets = [f"output={output}", "train.start=0.5", "stream.stop=0.86", "fit.stream_batch_size=8"]
+    sets = [f"output={output}", "train.start=0.6", "stream.stop=0.83", "fit.stream_batch_size=8"]
     arguments = [part for assignment in sets for part in ("--set", assignment)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py"), *arguments],

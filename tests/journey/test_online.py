@@ -91,38 +91,32 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def test_killed_and_started_again_it_has_learned_each_event_once(
+def test_killed_and_started_again_it_learns_each_event_once_and_waits_until_it_is_asked_to_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    states = folder / "killed" / "checkpoint"
     killed = start(folder, "killed")
-    wait_for(folder / "killed" / "checkpoint" / "checkpoint-00000003", killed)
+    wait_for(states / "checkpoint-00000003", killed)
     killed.kill()
     killed.communicate()
-    again = ended(start(folder, "killed", "--max-steps", "60"))
-    assert "training dcnv2" not in again  # the past is learned once
+    again = start(folder, "killed")
+    table: Any = pq.read_table(folder / "past.parquet")
+    pq.write_table(table, folder / "incoming" / ".late.parquet")
+    (folder / "incoming" / ".late.parquet").rename(folder / "incoming" / "9.parquet")
+    deadline = time.monotonic() + 300
+    while hb.load(states).counters["samples"] < ROWS + 480 and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert again.poll() is None  # it waits for more
+    again.send_signal(signal.SIGTERM)
+    printed = ended(again)
+    assert "state: killed/checkpoint" in printed
+    assert "training dcnv2" not in printed  # the past is learned once
     monkeypatch.chdir(folder)
-    command = ["online", "job.yaml", "--set", "output=whole", "--max-steps", "60"]
+    command = ["online", "job.yaml", "--set", "output=whole", "--max-steps", "75"]
     app(command, standalone_mode=False)
     whole = capsys.readouterr().out
     assert "training dcnv2" in whole
     assert "progressive auc" in whole  # the killed one may have had nothing left to learn
     models = [hb.load(folder / output / "checkpoint") for output in ("killed", "whole")]
-    assert [model.counters["samples"] for model in models] == [ROWS] * 2
+    assert [model.counters["samples"] for model in models] == [ROWS + 480] * 2
     assert content_digest(models[0].tables) == content_digest(models[1].tables)
-
-
-def test_it_waits_for_more_until_it_is_asked_to_end(folder: Path) -> None:
-    process = start(folder, "out", "--set", "fit.flush_seconds=0.2")
-    states = folder / "out" / "checkpoint"
-    wait_for(states / "CURRENT", process)
-    table: Any = pq.read_table(folder / "past.parquet")
-    pq.write_table(table, folder / "incoming" / ".late.parquet")
-    (folder / "incoming" / ".late.parquet").rename(folder / "incoming" / "9.parquet")
-    deadline = time.monotonic() + 60
-    while '"9.parquet"' not in (states / "journal").read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1.0)  # nothing more comes; it is idle
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert "state: out/checkpoint" in ended(process)
-    assert hb.load(states).counters["samples"] == ROWS + 480

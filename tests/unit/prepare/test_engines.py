@@ -250,19 +250,29 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("job", [clicks_job, negatives_job])
+@pytest.fixture(scope="module", params=[clicks_job, negatives_job])
+def job(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def files_of_one(job: Any, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one worker writes for a job."""
+    folder = tmp_path_factory.mktemp("one")
+    prepare(Preparation.from_json(job(clicks, folder)), Local(1))
+    return files_of(folder)
+
+
 @pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
 def test_engines_and_workers_write_equal_files(
-    engine: Engine, job: Any, clicks: Path, tmp_path: Path
+    engine: Engine, job: Any, files_of_one: dict[str, bytes], clicks: Path, tmp_path: Path
 ) -> None:
-    one = job(clicks, tmp_path / "one")
     many = job(clicks, tmp_path / "many")
-    prepare(Preparation.from_json(one), Local(1))
     # the files do not depend on the number of buckets either
     many["memory"] = "1MB"
     prepare(Preparation.from_json(many), engine)
     found = files_of(tmp_path / "many")
-    expected = files_of(tmp_path / "one")
+    expected = dict(files_of_one)
     workflows = [json.loads(files.pop("workflow.json")) for files in (found, expected)]
     for workflow in workflows:
         del workflow["digest"]  # output and memory differ

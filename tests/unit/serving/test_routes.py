@@ -167,11 +167,11 @@ def integer_of(value: int) -> Any:
 
 
 @pytest.mark.parametrize("column", [integer_of, number_of, text_of])
-def test_the_side_of_each_of_100_000_ids_is_that_of_the_documented_hash(
+def test_the_side_of_each_of_20_000_ids_is_that_of_the_documented_hash(
     column: Callable[[int], Any],
 ) -> None:
     """Whoever is on the side of the canary stays there when its share grows."""
-    ids = (np.arange(100_000) * 977 - 10_000_000).tolist()
+    ids = (np.arange(20_000) * 977 - 10_000_000).tolist()
     before = set[int]()
     for share in (0.0, 0.05, 0.5, 1.0):
         split = UserSplit(Canary(1, share, "user", "nov28"), "m")
@@ -179,7 +179,7 @@ def test_the_side_of_each_of_100_000_ids_is_that_of_the_documented_hash(
         canary = {one for one, side in zip(ids, sides, strict=True) if side}
         assert canary == {one for one in ids if hash_of("nov28", one) < share * 2**64}
         assert before <= canary
-        assert abs(len(canary) / len(ids) - share) < 0.003
+        assert abs(len(canary) / len(ids) - share) < 0.01
         before = canary
 
 

@@ -37,7 +37,7 @@ SIZES = {
 }
 GRAPHS = sorted(SIZES)
 HISTORIES = ("bst", "din")
-QUICK = {"dcn", "din", "mmoe"}
+QUICK = {"din", "mmoe"}
 """Graphs that are trained in every run of the suite; `make soak` has the others."""
 # The layers without which a graph cannot find its signal, and what stands in their place.
 CUTS: Mapping[str, list[dict[str, Any]]] = {
