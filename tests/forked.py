@@ -405,8 +405,10 @@ def _listen(kind: str, address: str) -> None:
     start, serve = KINDS[kind]
     ready = os.dup(1)
     os.dup2(2, 1)
+    gc.disable()
     start()
     gc.freeze()
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()

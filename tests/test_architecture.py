@@ -680,6 +680,7 @@ PATCHED_CONSTANTS = {
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.compat.mx_rec.graph.modifier.MOST_LOOKUPS": "behind modify_graph_and_start_emb_cache",
     "hotbed.persist.container.retention.LEASE_SECONDS": "behind the publishers",
     "hotbed.metrics.segments.BLOCK": "behind the public callback BySegment",
     "hotbed.metrics.segments.MOST_VALUES_OF_STREAM": "behind the public callback BySegment",
