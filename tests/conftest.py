@@ -225,7 +225,9 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _exports_read_tables_once() -> None:
+def _exports_are_shared() -> None:
+    from exported_once import export_once
     from read_once import read_tables_once
 
     read_tables_once()
+    export_once()

@@ -808,7 +808,7 @@ def main() -> None:
 
     On several ranks the first prints; the launcher reports the error that ended them.
     """
-    # imports make objects that stay: at Python's thresholds, walks over them take a fifth of a start
+    # at Python's thresholds, walks over all that is imported take a fifth of a start
     gc.set_threshold(10_000, 20, 20)
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did

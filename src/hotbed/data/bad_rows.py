@@ -66,9 +66,9 @@ def _require_places(rows: pa.RecordBatch) -> None:
     """Raise DataError if rows of an endless source do not say where they come from."""
     if PLACE not in rows.schema.names:
         raise DataError(
-            f"dataset: a row of an endless source cannot be decoded, and there is no column {PLACE!r} "
-            f"that says where it is, got {rows.schema.names}. Add the column to the rows of the "
-            "source, as hb.testing.FakeStream does."
+            "dataset: a row of an endless source cannot be decoded, and there is no column "
+            f"{PLACE!r} that says where it is, got {rows.schema.names}. Add the column to the rows "
+            "of the source, as hb.testing.FakeStream does."
         )
 
 

@@ -258,7 +258,7 @@ def job(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="module")
 def files_of_one(job: Any, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What one worker writes for a job."""
-    folder = tmp_path_factory.mktemp("one")
+    folder = tmp_path_factory.mktemp("one") / "prepared"
     prepare(Preparation.from_json(job(clicks, folder)), Local(1))
     return files_of(folder)
 
