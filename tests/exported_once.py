@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Mapping
+from types import FunctionType
 from typing import Any
 
 
@@ -66,6 +67,6 @@ def plain(value: Any, above: set[int]) -> Hashable:
         return type(value), plain(vars(value), inside), tuple(constants)
     if hasattr(value, "__self__"):
         return value.__name__, plain(value.__self__, inside)
-    if isinstance(value, Hashable) and not hasattr(value, "__dict__") or callable(value):
-        return type(value), value
-    return type(value), plain(getattr(value, "__dict__", id(value)), inside)
+    if isinstance(value, FunctionType | type) or not hasattr(value, "__dict__"):
+        return type(value), value if isinstance(value, Hashable) else id(value)
+    return type(value), plain(vars(value), inside)
