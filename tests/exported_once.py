@@ -54,7 +54,7 @@ def plain(value: Any, above: set[int]) -> Hashable:
         return type(value)
     inside = above | {id(value)}
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype
+        return tuple(value.shape), value.dtype, value.device
     if isinstance(value, Mapping):
         return tuple((plain(name, inside), plain(each, inside)) for name, each in value.items())
     if isinstance(value, list | tuple):
