@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from hotbed.errors import HotbedError, ServingError
 from hotbed.serving.client import Client
+from hotbed.watch.run_status import Count, Moment
 
 TIMEOUT_SECONDS = 2.0
+_CHECKED = ConfigDict(strict=True)
+Seconds = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CHECKED)
 class ServedRole:
     """A version that a server has for a reason, or that answered.
 
@@ -28,14 +34,14 @@ class ServedRole:
 
     role: str
     version: int
-    published: float | None
+    published: Moment | None
     share: float | None
-    requests: int
-    errors: int
+    requests: Count
+    errors: Count
     mean_score: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CHECKED)
 class ServedModel:
     """A model of a server. Durations are seconds, moments Unix seconds; None = unknown.
 
@@ -62,29 +68,36 @@ class ServedModel:
     revision: int | None
     problems: Sequence[str]
     roles: Sequence[ServedRole]
-    published: float | None
-    learned: float | None
-    since: float | None
-    p50: float | None
-    p99: float | None
-    candidates: int
-    cache_bytes: int | None
-    logged: int | None
-    dropped: int | None
+    published: Moment | None
+    learned: Moment | None
+    since: Moment | None
+    p50: Seconds | None
+    p99: Seconds | None
+    candidates: Count
+    cache_bytes: Count | None
+    logged: Count | None
+    dropped: Count | None
 
 
-@dataclass(frozen=True)
+class ServerMemory(TypedDict):
+    """The smallest limit of memory that holds for a server, and what it is a limit of."""
+
+    used_bytes: Count
+    limit_bytes: Annotated[int, Field(gt=0)]
+    of: str
+
+
+@dataclass(frozen=True, config=_CHECKED)
 class ServerAnswer:
     """What a server answered.
 
     Attributes:
         models: its models.
-        memory: `used_bytes` and `limit_bytes` of the smallest limit that holds for it, and what
-            that is `of`; None = unknown.
+        memory: that it uses; None = unknown.
     """
 
     models: Sequence[ServedModel]
-    memory: Mapping[str, Any] | None
+    memory: ServerMemory | None
 
 
 class AskedServer:
@@ -112,18 +125,27 @@ class AskedServer:
         """
         try:
             status = self._client.status()
-            return ServerAnswer([_model(model) for model in status["models"]], status.get("memory"))
+            models = [_model(model) for model in status["models"]]
+            return ServerAnswer(models=models, memory=status.get("memory"))
         except HotbedError:
             raise
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            member = ".".join(map(str, first["loc"]))
+            raise _not_a_server(f"{member}: {first['msg']}") from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ServingError(
-                f"/status: not the answer of a server, got {type(error).__name__}: {error}. Give "
-                "the address of `hotbed serve`, and watch it with its version of Hotbed."
-            ) from error
+            raise _not_a_server(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _not_a_server(fault: str) -> ServingError:
+    return ServingError(
+        f"/status: not the answer of a server, got {fault}. Give the address of `hotbed serve`, and "
+        "watch it with its version of Hotbed."
+    )
 
 
 def _model(status: Mapping[str, Any]) -> ServedModel:
@@ -172,5 +194,11 @@ def _role(
 ) -> ServedRole:
     mean = counts["score_sum"] / counts["scores"] if counts.get("scores") else None
     return ServedRole(
-        role, version, published, share, counts.get("requests", 0), counts.get("errors", 0), mean
+        role=role,
+        version=version,
+        published=published,
+        share=share,
+        requests=counts.get("requests", 0),
+        errors=counts.get("errors", 0),
+        mean_score=mean,
     )

@@ -325,6 +325,19 @@ def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) 
     assert [path.suffix for path in living.path.iterdir()] == [".parquet"]
 
 
+def test_parts_that_killed_processes_left_sort_by_their_last_flush(tmp_path: Path) -> None:
+    for number, gone in enumerate([LogFolder(tmp_path, "m", LIMITS) for _ in range(8)]):
+        gone.append(records_of("m", [request(str(number))]))
+        (part,) = gone._parts.values()
+        part.leave()
+        os.utime(part.path, (number + 1, number + 1))
+    living = LogFolder(tmp_path, "m", LIMITS)
+    living.append(records_of("m", [request("living")]))
+    living.close()
+    expected = [*map(str, range(8)), "living"]
+    assert [row["request_id"] for row in read_log(living.path)] == expected
+
+
 def test_a_full_disk_leaves_no_files_and_its_parts_are_closed_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

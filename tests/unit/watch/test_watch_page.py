@@ -31,12 +31,13 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
-from hotbed.errors import ConfigError, FormatError
+from hotbed.errors import ConfigError, FormatError, ServingError
 from hotbed.persist.container.manifest import sealed
 from hotbed.pictures.numbers import bytes_text, number_text, seconds_text
 from hotbed.quality.cells import METRICS
 from hotbed.quality.results import Quality
 from hotbed.training.watching.history import History
+from hotbed.watch.asked import AskedServer
 from hotbed.watch.measured import drift_of
 from hotbed.watch.page import page
 from hotbed.watch.run_folder import RunFolder
@@ -292,6 +293,51 @@ def test_moments_of_unequal_number_are_named(run: Path) -> None:
     change_status(run, moments={**moments, "lag_rows": []})
     with watching(run) as address:
         assert "moments must have one length" in got(address)
+
+
+MODEL = {
+    **dict.fromkeys(["published", "learned", "since", "cache", "log", "p50", "p99"]),
+    "name": "m",
+    "state": "READY",
+    "version": "4",
+    "reason": "",
+    "rows": 7,
+    "routes": {"rule": {}, "revision": None, "problem": "", "roles": {}, "traffic": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("published", "today"),
+        ("since", 1e18),
+        ("version", 4),
+        ("rows", "many"),
+        ("p99", [1]),
+        ("log", {"logged": -1, "dropped": 0}),
+    ],
+)
+def test_value_of_another_type_in_the_answer_of_a_server_is_named(
+    monkeypatch: pytest.MonkeyPatch, member: str, value: Any
+) -> None:
+    server = AskedServer("http://127.0.0.1:9")
+    monkeypatch.setattr(server._client, "status", lambda: {"models": [MODEL], "memory": None})
+    assert server.read().models[0].version == "4"
+    status = {"models": [{**MODEL, member: value}], "memory": None}
+    monkeypatch.setattr(server._client, "status", lambda: status)
+    named = {"rows": "candidates", "log": "logged"}.get(member, member)
+    with pytest.raises(ServingError, match=f"/status: not the answer of a server, got {named}: "):
+        server.read()
+
+
+def test_memory_of_another_type_in_the_answer_of_a_server_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = AskedServer("http://127.0.0.1:9")
+    memory = {"used_bytes": 1, "limit_bytes": 0, "of": "the machine"}
+    monkeypatch.setattr(server._client, "status", lambda: {"models": [], "memory": memory})
+    with pytest.raises(ServingError, match=r"got memory.limit_bytes: .* Give the address"):
+        server.read()
 
 
 @pytest.mark.parametrize("answer", ["", "[]", '{"models": [{}]}'])

@@ -2,7 +2,8 @@
 """Parts of a log in a folder: an open one, which is whole up to its last flush, and closed ones.
 
 An open part is a stream of Arrow, whose name begins with a dot. A closed one is a Parquet file that
-never changes. So whoever reads `*.parquet` reads whole requests, each once.
+never changes. So whoever reads `*.parquet` reads whole requests, each once. Its name is the time when
+it was closed, or of its last flush if a later process closes it: parts sort by time.
 """
 
 from __future__ import annotations
@@ -133,13 +134,13 @@ class LogFolder:
 
     def recover(self) -> None:
         """Close the parts that processes left open which are gone."""
-        for path in sorted(self.path.glob(f"{_OPEN_PREFIX}*{_OPEN_SUFFIX}")):
+        for path in self.path.glob(f"{_OPEN_PREFIX}*{_OPEN_SUFFIX}"):
             with contextlib.suppress(OSError), path.open("rb") as file:  # another one may close it
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue
-                self._to_parquet(path)
+                self._to_parquet(path, path.stat().st_mtime_ns)
 
     def _close(self, schema: pa.Schema) -> None:
         self._leave(schema)
@@ -159,15 +160,18 @@ class LogFolder:
     def _close_left(self) -> None:
         """Close the parts that are written no more."""
         while self._left:
-            self._to_parquet(self._left[0])
+            self._to_parquet(self._left[0], time.time_ns())
             del self._left[0]
 
-    def _to_parquet(self, path: Path) -> None:
-        """Write the whole batches of an open part as a closed one, and remove it."""
+    def _to_parquet(self, path: Path, written: int) -> None:
+        """Write the whole batches of an open part as a closed one, and remove it.
+
+        `written`: when it was, in nanoseconds.
+        """
         batches = _whole_batches(path)
         first = next(batches, None)
         if first is not None:
-            closed = self.path / f"{time.time_ns() // 1000:0{_DIGITS}}-{path.name[6:22]}.parquet"
+            closed = self.path / f"{written // 1000:0{_DIGITS}}-{path.name[6:22]}.parquet"
             text = [column.name for column in first.schema if pa.types.is_string(column.type)]
             with new_file(closed) as file:
                 writer = pq.ParquetWriter(
