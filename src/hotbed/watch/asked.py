@@ -143,8 +143,8 @@ class AskedServer:
 
 def _not_a_server(fault: str) -> ServingError:
     return ServingError(
-        f"/status: not the answer of a server, got {fault}. Give the address of `hotbed serve`, and "
-        "watch it with its version of Hotbed."
+        f"/status: not the answer of a server, got {fault}. Give the address of `hotbed serve`, "
+        "and watch it with its version of Hotbed."
     )
 
 

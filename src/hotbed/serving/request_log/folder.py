@@ -2,8 +2,8 @@
 """Parts of a log in a folder: an open one, which is whole up to its last flush, and closed ones.
 
 An open part is a stream of Arrow, whose name begins with a dot. A closed one is a Parquet file that
-never changes. So whoever reads `*.parquet` reads whole requests, each once. Its name is the time when
-it was closed, or of its last flush if a later process closes it: parts sort by time.
+never changes. So whoever reads `*.parquet` reads whole requests, each once. Its name is the time
+when it was closed, or of its last flush if a later process closes it: parts sort by time.
 """
 
 from __future__ import annotations
