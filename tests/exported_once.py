@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of networks, which torch exports once for each architecture: an export takes half a second,
-and many tests publish the same small networks.
+"""Graphs of networks, which torch exports once for each architecture: an export takes half a
+second, and many tests publish the same small networks.
 
-The exporter still compares each graph with the network that it is for. So a graph of another network
-is an error, and never served.
+The exporter still compares each graph with the network that it is for. So a graph of another
+network is an error, and never served.
 """
 
 from __future__ import annotations
