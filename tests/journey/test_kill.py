@@ -76,14 +76,14 @@ def test_a_run_that_is_killed_in_each_phase_ends_with_the_bits_of_one_that_was_n
 def test_a_run_by_grains_that_is_killed_between_two_of_them_ends_with_the_same_bits(
     lives: Any, tmp_path: Path
 ) -> None:
-    """Killed after the second of the four grains of a step, and once a save is safe; then the first
-    of two processes. A busy machine makes one save of several.
+    """Killed after the second of the four grains of a step, and once a save is safe; then the
+    second of two processes and the first of three. A busy machine makes one save of several.
     """
     config = {"grains": 4, "checkpoint": {"every_steps": 6}}
     kills = {
         "whole": [],
         "killed": [("grain", 4 * 8 + 2, 1, 0), ("committed", 1, 1, 0)],
-        "several": [("committed", 1, 2, 0)],
+        "several": [("exchange", 12, 2, 1), ("committed", 1, 3, 0)],
     }
     answers = {}
     for name, each in kills.items():

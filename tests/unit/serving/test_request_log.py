@@ -325,6 +325,25 @@ def test_an_open_part_of_a_killed_process_is_closed_by_the_next(tmp_path: Path) 
     assert [path.suffix for path in living.path.iterdir()] == [".parquet"]
 
 
+def test_a_part_whose_closing_was_cut_short_is_closed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closed part is there, and the open one is not removed yet."""
+
+    def cut(*arguments: Any, **keywords: Any) -> Any:
+        raise OSError(5, "cut short")
+
+    gone = LogFolder(tmp_path, "m", LIMITS)
+    gone.append(records_of("m", [request("first")]))
+    with monkeypatch.context() as shortly:
+        shortly.setattr(Path, "unlink", cut)
+        with pytest.raises(OSError, match="cut short"):
+            gone.close()
+    living = LogFolder(tmp_path, "m", LIMITS)
+    assert [row["request_id"] for row in read_log(living.path)] == ["first"]
+    assert len(list(living.path.iterdir())) == 1
+
+
 def test_parts_that_killed_processes_left_sort_by_their_last_flush(tmp_path: Path) -> None:
     for number, gone in enumerate([LogFolder(tmp_path, "m", LIMITS) for _ in range(8)]):
         gone.append(records_of("m", [request(str(number))]))

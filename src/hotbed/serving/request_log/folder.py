@@ -3,7 +3,8 @@
 
 An open part is a stream of Arrow, whose name begins with a dot. A closed one is a Parquet file that
 never changes. So whoever reads `*.parquet` reads whole requests, each once. Its name is the time
-when it was closed, or of its last flush if a later process closes it: parts sort by time.
+of its last flush, whichever process closes it: parts sort by time, and one whose closing was cut
+short is closed again under the same name.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class _OpenPart:
 
     def append(self, rows: pa.RecordBatch) -> None:
         self._stream.write_batch(rows)
+        now = time.time_ns()
+        os.utime(self._lock.fileno(), ns=(now, now))  # of a write it is the last tick of the kernel
         self.has_rows = True
 
     def leave(self) -> None:
@@ -140,7 +143,7 @@ class LogFolder:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue
-                self._to_parquet(path, path.stat().st_mtime_ns)
+                self._to_parquet(path)
 
     def _close(self, schema: pa.Schema) -> None:
         self._leave(schema)
@@ -160,18 +163,16 @@ class LogFolder:
     def _close_left(self) -> None:
         """Close the parts that are written no more."""
         while self._left:
-            self._to_parquet(self._left[0], time.time_ns())
+            self._to_parquet(self._left[0])
             del self._left[0]
 
-    def _to_parquet(self, path: Path, written: int) -> None:
-        """Write the whole batches of an open part as a closed one, and remove it.
-
-        `written`: when it was, in nanoseconds.
-        """
+    def _to_parquet(self, path: Path) -> None:
+        """Write the whole batches of an open part as a closed one, and remove it."""
         batches = _whole_batches(path)
         first = next(batches, None)
         if first is not None:
-            closed = self.path / f"{written // 1000:0{_DIGITS}}-{path.name[6:22]}.parquet"
+            flushed = path.stat().st_mtime_ns // 1000
+            closed = self.path / f"{flushed:0{_DIGITS}}-{path.name[6:22]}.parquet"
             text = [column.name for column in first.schema if pa.types.is_string(column.type)]
             with new_file(closed) as file:
                 writer = pq.ParquetWriter(
