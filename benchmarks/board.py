@@ -8,9 +8,10 @@ are learned without being counted; their share of positives is the bias that eac
 
 Appends one JSON line a log, model and seed to `--out`, and skips the lines that it has, so that it
 may be stopped at any time. `board_page.py` makes the tables and the picture of docs/accuracy.md.
-The rows of FuxiCTR need `pip install fuxictr==2.3.10`.
+The rows of FuxiCTR need its package (`pip install fuxictr==2.3.10`) and its repository.
 
-    python benchmarks/board.py --data DIR --out board.jsonl
+    git clone https://github.com/reczoo/FuxiCTR
+    python benchmarks/board.py --data DIR --out board.jsonl --fuxictr FuxiCTR
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import itertools
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -97,6 +99,11 @@ PEERS = {
     "FuxiCTR DeepFM": Entry(peer("DeepFM", hidden=HIDDEN)),
     "FuxiCTR DCN": Entry(peer("Crossed", kind="DCN", num_crosses=2, hidden=HIDDEN)),
     "FuxiCTR DCNv2": Entry(peer("Crossed", kind="DCNv2", num_crosses=2, hidden=HIDDEN)),
+    "FuxiCTR DLRM": Entry(peer("DLRM", bottom=(64,), hidden=HIDDEN)),
+    "FuxiCTR AutoInt": Entry(peer("AutoInt", num_layers=2, width=16, hidden=HIDDEN)),
+    "FuxiCTR MaskNet": Entry(peer("MaskNet", num_blocks=2, hidden=HIDDEN)),
+    "FuxiCTR FinalMLP": Entry(peer("FinalMLP", hidden=HIDDEN)),
+    "FuxiCTR QNN": Entry(peer("QNN", num_layers=2)),
 }
 ADMISSIONS = {"DCNv2, ids seen twice": Entry(MODELS["DCNv2"].network, admit=hb.MinCount(2))}
 HISTORIES = {
@@ -271,13 +278,19 @@ def main(arguments: list[str] | None = None) -> None:
     p.add_argument("--data", type=Path, required=True, help="folder with a folder for each log")
     p.add_argument("--out", type=Path, required=True, help="file of JSON lines")
     p.add_argument("--only", nargs="+", default=list(LOGS)[:-1], choices=list(LOGS))
-    p.add_argument("--models", nargs="+", default=names, choices=names, metavar="MODEL")
+    p.add_argument("--models", nargs="+", choices=names, metavar="MODEL", help="default: all")
+    p.add_argument("--fuxictr", type=Path, help="its repository; without it, its rows are left out")
     p.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 on")
     p.add_argument("--rows", type=int, help="read only the first rows of a log")
     a = p.parse_args(arguments)
     present = {key_of(line) for line in lines_of(a.out)}
+    models = a.models or names
+    if a.fuxictr is None:
+        models = [name for name in models if not name.startswith("FuxiCTR")]
+    else:
+        sys.path.append(str(a.fuxictr))  # the package stands before it
     name, rows, cache = "", None, {}
-    for key in work(a.only, a.models, a.seeds):
+    for key in work(a.only, models, a.seeds):
         if key in present:
             continue
         if key[0] != name:
