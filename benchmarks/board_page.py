@@ -13,14 +13,18 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from board import BASELINES, ENTRIES, HISTORIES, MODELS, PEERS, lines_of
+from board import ADMISSIONS, BASELINES, HISTORIES, MODELS, PEERS, lines_of
 from board_logs import LOGS
 
 from hotbed.pictures.charts import ticks
 
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """The 97.5 % quantile of Student's t for the mean of so many seeds."""
+
+BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in HISTORIES}
+"""What the entries that add something are compared with."""
 
 LABEL = 100  # width of the names
 PANEL = 190
@@ -43,43 +47,65 @@ class Cell:
 
     mean: float
     interval: float | None
-    num_seeds: int
 
-    def text(self) -> str:
-        """Return the cell as a table shows it."""
-        digits = f"{self.mean:.4f}".removeprefix("0")
+    def text(self, sign: str = "") -> str:
+        """Return the cell as a table shows it; `sign`: "+" shows the sign of the mean."""
+        text = f"{self.mean:{sign}.4f}".replace("0.", ".", 1)
         if self.interval is None:
-            return digits
-        return f"{digits} ± {self.interval:.4f}".replace("± 0.", "± .")
+            return text
+        return f"{text} ± {self.interval:.4f}".replace("± 0.", "± .")
 
 
-Cells = Mapping[tuple[str, str], Cell]
+Key = tuple[str, str]
+Values = Mapping[Key, Mapping[int, float]]
+"""Figures by model and log, then by seed."""
+
+Cells = Mapping[Key, Cell]
 
 
-def cells_of(lines: Iterable[Mapping[str, object]], figure: str) -> Cells:
-    """Return the cell of each model and log."""
-    values: dict[tuple[str, str], list[float]] = {}
+def values_of(lines: Iterable[Mapping[str, Any]], figure: str) -> Values:
+    """Return one figure of all lines that have it."""
+    values: dict[Key, dict[int, float]] = {}
     for line in lines:
-        values.setdefault((str(line["model"]), str(line["log"])), []).append(float(line[figure]))
-    return {key: cell_of(seeds) for key, seeds in values.items()}
+        if figure in line:
+            values.setdefault((line["model"], line["log"]), {})[line["seed"]] = line[figure]
+    return values
+
+
+def changes(values: Values, base: Values, of: Mapping[str, str]) -> Values:
+    """Return by how much models differ from others, seed by seed; `of`: the other of each model."""
+    differences: dict[Key, dict[int, float]] = {}
+    for (model, log), seeds in values.items():
+        others = base.get((of.get(model, ""), log), {})
+        common = {seed: seeds[seed] - others[seed] for seed in seeds if seed in others}
+        if common:
+            differences[model, log] = common
+    return differences
+
+
+def cells_of(values: Values) -> Cells:
+    """Return mean and interval over the seeds of each model and log."""
+    return {key: cell_of(list(seeds.values())) for key, seeds in values.items()}
 
 
 def cell_of(seeds: Sequence[float]) -> Cell:
     """Return mean and interval of the values of seeds."""
     if len(seeds) < 2:
-        return Cell(seeds[0], None, len(seeds))
+        return Cell(seeds[0], None)
     interval = STUDENT[len(seeds)] * statistics.stdev(seeds) / math.sqrt(len(seeds))
-    return Cell(statistics.mean(seeds), interval, len(seeds))
+    return Cell(statistics.mean(seeds), interval)
 
 
-def table(title: str, cells: Cells, models: Iterable[str], logs: Sequence[str]) -> str:
-    """Return the cells as a table of Markdown."""
+def table(
+    title: str, cells: Cells, models: Iterable[str], logs: Sequence[str], sign: str = ""
+) -> str:
+    """Return the cells as a table of Markdown, and an empty line."""
     rows = [f"| {title} | {' | '.join(logs)} |", "|---" * (len(logs) + 1) + "|"]
     for model in models:
-        texts = [cells[model, log].text() if (model, log) in cells else "" for log in logs]
+        texts = [cells[model, log].text(sign) if (model, log) in cells else "" for log in logs]
         if any(texts):
             rows.append(f"| {model} | {' | '.join(texts)} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, ""])
 
 
 def panel(log: str, cells: Cells, models: Sequence[str], left: float) -> list[str]:
@@ -99,7 +125,7 @@ def panel(log: str, cells: Cells, models: Sequence[str], left: float) -> list[st
     for step in steps:
         place = f"{x(step):.1f}"
         shapes.append(f"<line class='axis' x1='{place}' x2='{place}' y1='{TOP}' y2='{bottom}'/>")
-        text = f"{step:.3f}".rstrip("0").removeprefix("0")
+        text = f"{step:g}".removeprefix("0") or "0"
         shapes.append(
             f"<text class='small' x='{place}' y='{bottom + 15}' text-anchor='middle'>{text}</text>"
         )
@@ -154,21 +180,23 @@ def main() -> None:
     lines = lines_of(a.lines)
     logs = [log for log in LOGS if any(line["log"] == log for line in lines)]
     board = [*MODELS, *PEERS, *BASELINES]
-    auc, log_loss = (cells_of(lines, figure) for figure in ("auc", "log_loss"))
-    print(table("AUC", auc, board, logs), table("log loss", log_loss, board, logs), sep="\n\n")
-    after = cells_of(lines, "calibrated")
-    print(f"\n{table('log loss, calibrated', after, board, logs)}")
-    more = [model for model in ENTRIES if model not in board or model in ("DNN", "DCNv2")]
-    print(f"\n{table('AUC', auc, more, logs)}\n\n{table('log loss', log_loss, more, logs)}")
-    counts = cells_of([line for line in lines if "table_rows" in line], "table_rows")
-    for model in more:
-        rows = {log: round(counts[model, log].mean) for log in logs if (model, log) in counts}
-        print(f"{model}: rows of the tables {rows}")
+    auc, log_loss = values_of(lines, "auc"), values_of(lines, "log_loss")
+    print(table("AUC", cells_of(auc), board, logs))
+    print(table("log loss", cells_of(log_loss), board, logs))
+    for title, values in (("AUC", auc), ("log loss", log_loss)):
+        differences = changes(values, values, BASES)
+        print(table(f"change of {title}", cells_of(differences), BASES, logs, "+"))
+    itself = {model: model for model in [*MODELS, *BASELINES]}
+    scaled = changes(values_of(lines, "calibrated"), log_loss, itself)
+    print(table("change of log loss by calibration", cells_of(scaled), itself, logs, "+"))
+    table_rows = values_of(lines, "table_rows")
+    for model in ("DCNv2", *ADMISSIONS):
+        print(model, {log: table_rows[model, log][0] for log in logs if (model, log) in table_rows})
     for log in logs:
-        seeds = sorted({auc[model, log].num_seeds for model in ENTRIES if (model, log) in auc})
-        print(f"{log}: {seeds} seeds, {len(HISTORIES)} entries with a history")
+        counts = {model: len(seeds) for (model, other), seeds in auc.items() if other == log}
+        print(log, counts)
     if a.picture is not None:
-        a.picture.write_text(picture(auc, list(MODELS), logs))
+        a.picture.write_text(picture(cells_of(auc), list(MODELS), logs))
 
 
 if __name__ == "__main__":
