@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from board import ADMISSIONS, BASELINES, HISTORIES, MODELS, PEERS, lines_of
+from board import ADMISSIONS, BASELINES, HISTORIES, MODELS, lines_of
 from board_logs import LOGS
 
 from hotbed.pictures.charts import ticks
@@ -179,7 +179,8 @@ def main() -> None:
     a = p.parse_args()
     lines = lines_of(a.lines)
     logs = [log for log in LOGS if any(line["log"] == log for line in lines)]
-    board = [*MODELS, *PEERS, *BASELINES]
+    board = [name for model in MODELS for name in (model, f"FuxiCTR {model}")]
+    board += BASELINES
     auc, log_loss = values_of(lines, "auc"), values_of(lines, "log_loss")
     print(table("AUC", cells_of(auc), board, logs))
     print(table("log loss", cells_of(log_loss), board, logs))
