@@ -40,10 +40,11 @@ from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.share_out import PartScores
 from hotbed.training.step.agreement import check_scored
+from hotbed.training.step.collector import Collector
 from hotbed.training.step.example import CPU, Example, prepare
 from hotbed.training.step.learner import Update
 from hotbed.training.step.map_stage import MapStage
-from hotbed.training.step.scorer import LOSS, Collector, Progressive, Scorer
+from hotbed.training.step.scorer import LOSS, Progressive, Scorer
 from hotbed.training.step.together import runs_of
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def pass_over(
                 if update is not None:
                     shard.enter("reading", run.model.counters["steps"] + 1)
     if update is None:
+        assert isinstance(observer, (Scorer, Collector)), "it scores"
+        observer.finish()
         check_scored(shard, ())
     run.example = None
     run.loss = None

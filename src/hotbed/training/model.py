@@ -75,13 +75,14 @@ from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.share_out import own_grains, part_scores
+from hotbed.training.step.collector import Collector, to_predict
 from hotbed.training.step.compared import compared
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.division import Division, connect_ranks
 from hotbed.training.step.learner import SelfUpdating, check_not_moved
 from hotbed.training.step.network import adapter_of
 from hotbed.training.step.one_pass import obstacle_to_one_pass
-from hotbed.training.step.scorer import Collector, Parted, Progressive, Scorer, to_predict
+from hotbed.training.step.scorer import Parted, Progressive, Scorer
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 

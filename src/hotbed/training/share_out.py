@@ -27,11 +27,12 @@ from hotbed.parallel import Requirement
 from hotbed.parallel.placement import SCORED_TOGETHER
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Callbacks, Goal, Observer, Run
+from hotbed.training.step.collector import Collector
 from hotbed.training.step.example import Example, divided_at, prepare
 from hotbed.training.step.fetcher import Fetcher
 from hotbed.training.step.learner import SelfUpdating, StepLearner
 from hotbed.training.step.planner import asked_collections, asked_together
-from hotbed.training.step.scorer import Collector, Scorer, Scores
+from hotbed.training.step.scorer import Scorer, Scores
 
 SHOWN_ROWS = 256
 """Rows in memory that are compared, evenly spread."""

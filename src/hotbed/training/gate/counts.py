@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from hotbed.training.gate.hashes import Hashes, event_hashes, id_hashes
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Scores, host
+from hotbed.training.step.reading import host
+from hotbed.training.step.scorer import Scores
 
 BINS = 64
 """Bins of a histogram, beside one before them for samples without a value."""

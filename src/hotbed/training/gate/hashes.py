@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.batch import Batch, Ids
-from hotbed.training.step.scorer import host
+from hotbed.training.step.reading import host
 
 Hashes = NDArray[np.uint64]
 _ODD = np.uint64(0x9E3779B97F4A7C15)

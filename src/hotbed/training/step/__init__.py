@@ -15,9 +15,10 @@ network.py        what the loop asks of a network: which ids it looks up, and ho
 one_pass.py       which models are scored by the forward pass that learns
 passes.py         Passes: how a batch goes through the network; NetworkPass, the whole batch
 planner.py        Planner: maps the ids of batches before the forward pass, now or ahead
-reading.py        what a step reads of a device before it applies anything, at once
+reading.py        what the host reads of a device: values of a step at once, scores a batch late
 recorded.py       the lookups of a network over hb.Embedding, as its forward pass asks for them
 scorer.py         scoring without learning: evaluation, prediction, predict-then-learn
+collector.py      Collector: the predictions of all examples
 together.py       Together: batches that ranks score together, so that they wait for each other once
 turns.py          Turns: what was mapped for the lookups of a forward pass, in their order
 """

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step reads of the device of its network before it applies anything: at once, and once."""
+"""What the host reads of a device: the values of a step at once, and scores a batch late."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotbed.embedding.device import link_to
 from hotbed.training.step.example import CPU
+
+T = TypeVar("T")
 
 
 class StepReading(ABC):
@@ -143,3 +147,65 @@ def _copy_of_first(arrived: Sequence[Tensor | None]) -> Tensor:
     (values,) = arrived
     assert values is not None, "it was sent"
     return values.clone()
+
+
+def host(value: Any) -> Any:
+    """Return tensors as NumPy arrays on the host, other values as they are.
+
+    bfloat16 and float16 become float32.
+    """
+    if torch.is_tensor(value):
+        return _as_numpy_has_it(value).cpu().numpy()
+    if isinstance(value, Mapping):
+        return {name: host(part) for name, part in value.items()}
+    return value
+
+
+def host_later(values: tuple[Any, ...], device: torch.device) -> Callable[[], tuple[Any, ...]]:
+    """Begin to bring values to the host; return what waits, and returns what `host` does of each.
+
+    `device`: of their tensors; those of a device come together.
+    """
+    if device == CPU:
+        here = tuple(map(host, values))
+        return lambda: here
+    every, structure = tree_flatten(values)
+    coming = [_as_numpy_has_it(v) if _is_on(device, v) else None for v in every]
+    arrival = link_to(device).bring(coming)
+
+    def with_arrived(arrived: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        parts = [
+            host(v) if a is None else a.numpy().copy() for v, a in zip(every, arrived, strict=True)
+        ]
+        together: tuple[Any, ...] = tree_unflatten(parts, structure)
+        return together
+
+    return lambda: arrival.read(with_arrived)
+
+
+def _is_on(device: torch.device, value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device == device
+
+
+def _as_numpy_has_it(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+
+class OneLate(Generic[T]):
+    """Values that are read when the next one is on its way, so that a device need not wait."""
+
+    def __init__(self) -> None:
+        self._last: Callable[[], T] | None = None
+
+    def put(self, read: Callable[[], T]) -> list[T]:
+        """Return the value before; `read`: waits for this one."""
+        earlier = self.rest()
+        self._last = read
+        return earlier
+
+    def rest(self) -> list[T]:
+        """Return the value that was not read yet."""
+        read = self._last
+        self._last = None
+        return [] if read is None else [read()]

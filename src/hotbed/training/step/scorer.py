@@ -7,7 +7,6 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,16 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from hotbed.data.batch import Batch, changed
+from hotbed.data.batch import changed
 from hotbed.data.columns import SegmentColumn
-from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import AmpPrecision
 from hotbed.parallel import WHOLE, Shard
 from hotbed.training.step.criterion import Criterion
-from hotbed.training.step.example import Example, misfits_named
+from hotbed.training.step.example import CPU, Example, misfits_named
+from hotbed.training.step.reading import OneLate, host, host_later
 from hotbed.training.step.together import Together
 
 LOSS = "loss"
@@ -37,6 +36,9 @@ Observed = tuple[Scores, Example]
 
 Outputs = Callable[[Example], Scores]
 """Returns the outputs for an example."""
+
+OutputsLater = Callable[[Example], Callable[[], Scores]]
+"""Begins to compute the outputs for an example, and returns what waits for them."""
 
 Fed = tuple[str, str | None, Any]
 """Name of a metric, the label that it reads (None = the only one), and the metric."""
@@ -81,12 +83,14 @@ class Scorer:
         self.metrics = metrics
         self.eval_network = eval_network
         self._precision = precision or AmpPrecision()
-        self._shard = shard
+        self.shard = shard
         self._fed: list[Fed] = []
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0
         self._seen: float = 0  # samples, or their weight
-        self._observed: Example | None = None
+        self._observed: Callable[[], Example] | None = None
+        self._late: OneLate[Example] = OneLate()
+        self._is_late = False  # whether a device scores
         self.watchers: list[Watcher] = []
 
     @property
@@ -104,6 +108,10 @@ class Scorer:
 
         They are (loss, prediction, label), or the values that `eval_network` returns.
         """
+        return self.outputs_later(example)()
+
+    def outputs_later(self, example: Example) -> Callable[[], Scores]:
+        """Begin to compute the outputs for one example; return what waits for them."""
         with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
                 if self.eval_network is None:
@@ -114,24 +122,10 @@ class Scorer:
             if self.has_own_outputs:
                 if not isinstance(raw, (tuple, list)):
                     raw = (raw,)
-                return tuple(host(part) for part in raw)
+                return host_later(tuple(raw), example.device)
         if self.criterion is None:
-            return None, host(raw), host(example.labels)
-        return self.outputs_of(self.criterion.shape(raw, example.labels), example)
-
-    def outputs_of(self, raw: Any, example: Example, loss: torch.Tensor | None = None) -> Scores:
-        """Return (loss, prediction, label) from the network's outputs for the example.
-
-        Args:
-            raw: the outputs as `Criterion.shape` returns them.
-            example: the samples.
-            loss: that of these outputs, if it is known.
-        """
-        assert self.criterion is not None
-        with torch.no_grad():
-            if loss is None and example.labels is not None:
-                loss = self.criterion(raw, example.labels, _with_mean_one(example.weight))
-            return host(loss), host(self.criterion.activate(raw)), host(example.labels)
+            return host_later((None, raw, example.labels), example.device)
+        return outputs_of(self.criterion, self.criterion.shape(raw, example.labels), example)
 
     @property
     def scoring(self) -> Any:
@@ -150,7 +144,8 @@ class Scorer:
 
     def observe(self, example: Example) -> None:
         """Score one example, grain by grain."""
-        (self._observed,) = self.scored([example])
+        self._observed = scored_later(self, example)
+        self._is_late = example.device != CPU
 
     def scored(
         self, examples: Sequence[Example], outputs: Outputs | None = None
@@ -167,10 +162,10 @@ class Scorer:
             return examples
         outputs = outputs or self.outputs
         scores = None
-        if self._shard.size > 1:
+        if self.shard.size > 1:
             together = Together(examples)
             asked = partial(together.asked, self.scoring)
-            every = self._shard.shared_out(len(together), together.grains, asked, outputs)
+            every = self.shard.shared_out(len(together), together.grains, asked, outputs)
             scores = None if every is None else together.of_each(every)
         if scores is None and len(examples) == 1:
             scores = [[outputs(grain) for grain in examples[0].grains if grain is not None]]
@@ -180,12 +175,25 @@ class Scorer:
         return [changed(example, {"scores": of_example}) for example, of_example in pairs]
 
     def settle(self) -> None:
-        """Feed every metric and watcher with the example that was observed."""
+        """Feed every metric and watcher with the example that was observed.
+
+        Where a device scores, it is fed one example late: see `finish`.
+        """
         if self._observed is None:
             return
-        observed = observed_in(self._observed, self.metrics, watched=bool(self.watchers))
+        for example in self._late.put(self._observed):
+            self._take(example)
         self._observed = None
-        for outputs, grain in observed:
+        if not self._is_late:
+            self.finish()
+
+    def finish(self) -> None:
+        """Feed metrics and watchers with the last example that was observed."""
+        for example in self._late.rest():
+            self._take(example)
+
+    def _take(self, example: Example) -> None:
+        for outputs, grain in observed_in(example, self.metrics, watched=bool(self.watchers)):
             self.feed(outputs, grain)
             for watcher in self.watchers:
                 watcher.watch(outputs, grain)
@@ -247,6 +255,7 @@ class Scorer:
 
         A user's metric without `state` starts anew after a resumption.
         """
+        self.finish()
         metrics = {}
         for name, _, metric in self._fed:
             if hasattr(metric, "state"):
@@ -260,6 +269,7 @@ class Scorer:
         self._fed = []  # metrics are laid out by the first batch
         self._saved = dict(state["metrics"])
         self._observed = None
+        self._late = OneLate()
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
@@ -271,19 +281,14 @@ class Scorer:
         fresh._loss = 0.0
         fresh._seen = 0
         fresh._observed = None
+        fresh._late = OneLate()
         fresh.watchers = []
         return fresh
-
-    def bounded(self) -> Scorer:
-        """Return a scorer without data whose metrics need memory that does not grow.
-
-        See `hb.metrics.bounded`.
-        """
-        return self.again(_bounded(self.metrics))
 
     @property
     def by_name(self) -> dict[str, Any]:
         """The metrics with what they were fed, by name; empty before the first batch."""
+        self.finish()
         return {name: metric for name, _, metric in self._fed}
 
     def results(self) -> dict[str, float]:
@@ -291,6 +296,7 @@ class Scorer:
 
         Metrics of several labels are named `label.metric`.
         """
+        self.finish()
         values: dict[str, float] = {}
         if self._seen:
             values[LOSS] = self._loss / self._seen
@@ -327,6 +333,47 @@ class Scorer:
         raise ConfigError(
             f"metrics.{name}: no such label, got a network with the outputs {outputs}. Use those."
         )
+
+
+def bounded_form(scorer: Scorer) -> Scorer:
+    """Return a scorer without data whose metrics need memory that does not grow.
+
+    See `hb.metrics.bounded`.
+    """
+    return scorer.again(_bounded(scorer.metrics))
+
+
+def scored_later(
+    scorer: Scorer, example: Example, outputs_later: OutputsLater | None = None
+) -> Callable[[], Example]:
+    """Begin to score an example; return what waits, and returns it with its scores.
+
+    `outputs_later`: of a grain; None = `Scorer.outputs_later`.
+    """
+    outputs_later = outputs_later or scorer.outputs_later
+    if example.scores is not None or scorer.shard.size > 1:
+        (scored,) = scorer.scored([example], lambda grain: outputs_later(grain)())
+        return lambda: scored
+    coming = [outputs_later(grain) for grain in example.grains if grain is not None]
+    return lambda: changed(example, {"scores": [scores() for scores in coming]})
+
+
+def outputs_of(
+    criterion: Criterion, raw: Any, example: Example, loss: torch.Tensor | None = None
+) -> Callable[[], Scores]:
+    """Return what waits for (loss, prediction, label) from the outputs of a network.
+
+    Args:
+        criterion: of the network.
+        raw: the outputs as `Criterion.shape` returns them.
+        example: the samples.
+        loss: that of these outputs, if it is known.
+    """
+    with torch.no_grad():
+        if loss is None and example.labels is not None:
+            loss = criterion(raw, example.labels, _with_mean_one(example.weight))
+        predictions = criterion.activate(raw)
+    return host_later((loss, predictions, example.labels), example.device)
 
 
 def observed_in(example: Example, metrics: Mapping[str, Any], *, watched: bool) -> list[Observed]:
@@ -380,20 +427,23 @@ class Progressive:
                 "with eval_network or without loss_fn. Give progressive=True."
             )
         self._learner = learner
-        self.total = scorer.bounded() if endless else scorer
+        self.total = bounded_form(scorer) if endless else scorer
         self._window = self.total.again()
-        self._observed: Example | None = None
+        self._observed: Callable[[], Example] | None = None
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
         """Score one example, unless its training forward will give the outputs."""
-        (self._observed,) = [example] if self.by_training else self.total.scored([example])
+        if self.by_training:
+            self._observed = lambda: example
+        else:
+            self._observed = scored_later(self.total, example)
 
     def settle(self) -> None:
         """Feed metrics and watchers with the example that was observed."""
         if self._observed is None:
             return
-        example = self._observed
+        example = self._observed()
         self._observed = None
         if self.by_training:
             observed = self._of_training(example)
@@ -408,9 +458,11 @@ class Progressive:
     def _of_training(self, example: Example) -> list[Observed]:
         """Return the grains of an example with the scores of its training forward."""
         raw = self._learner.outputs
+        criterion = self.total.criterion
+        assert criterion is not None, "the constructor asks for it"
         if len(example.grains) == 1:
             loss = self._learner.loss if example.weight is None else None
-            return [(self.total.outputs_of(raw, example, loss), example)]
+            return [(outputs_of(criterion, raw, example, loss)(), example)]
         observed: list[Observed] = []
         first = 0
         for grain in example.grains:
@@ -418,7 +470,7 @@ class Progressive:
                 rows = slice(first, first + grain.num_samples)
                 first = rows.stop
                 part = _rows_of(raw, rows)
-                observed.append((self.total.outputs_of(part, grain), grain))
+                observed.append((outputs_of(criterion, part, grain)(), grain))
         return observed
 
     @property
@@ -486,75 +538,7 @@ def scores_of_training(learner: Any, example: Example, loss: Any) -> Scores:
     criterion = getattr(learner, "criterion", None)
     if raw is None or criterion is None:
         return ()
-    return host(loss), host(criterion.activate(raw)), host(example.labels)
-
-
-def to_predict(data: Any) -> Any:
-    """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
-    if isinstance(data, Dataset):
-        return data.without_labels()
-    if isinstance(data, Batch):
-        return [data]
-    return data
-
-
-class Collector:
-    """Collects the predictions of every example, for `predict`."""
-
-    groups: frozenset[str] = frozenset()
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self.scoring = scorer.scoring
-        self.outputs = partial(_outputs_without_labels, scorer)
-        self._parts: list[Any] = []
-        self.watchers: list[Watcher] = []
-
-    def scored(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """Return examples of one kind with their scores, as `Scorer.scored`."""
-        return self._scorer.scored(examples, self.outputs)
-
-    def observe(self, example: Example) -> None:
-        """Predict one example, grain by grain."""
-        (example,) = self.scored([example])
-        self._parts += [prediction for _, prediction, _ in example.scores]
-
-    def settle(self) -> None: ...
-
-    def barrier(self, step: int, now: int | None) -> bool:
-        """Return True: predicting reads the tables."""
-        return True
-
-    def predictions(self) -> Any:
-        """Return float32 [n] (or [n, k]), or a dict of these for a network with several outputs."""
-        if not self._parts:
-            return np.empty(0, np.float32)
-        if isinstance(self._parts[0], dict):
-            predictions = {}
-            for name in self._parts[0]:
-                parts = [part[name] for part in self._parts]
-                predictions[name] = np.concatenate(parts)
-            return predictions
-        return np.concatenate([np.atleast_1d(part) for part in self._parts])
-
-
-def _outputs_without_labels(scorer: Scorer, example: Example) -> Scores:
-    return scorer.outputs(replace(example, labels=None))
-
-
-def host(value: Any) -> Any:
-    """Return tensors as NumPy arrays on the host, other values as they are.
-
-    bfloat16 and float16 become float32.
-    """
-    if torch.is_tensor(value):
-        value = value.detach()
-        if value.dtype in (torch.bfloat16, torch.float16):
-            value = value.float()
-        return value.cpu().numpy()
-    if isinstance(value, Mapping):
-        return {name: host(part) for name, part in value.items()}
-    return value
+    return host_later((loss, criterion.activate(raw), example.labels), example.device)()
 
 
 def _update(

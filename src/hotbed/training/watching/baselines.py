@@ -18,7 +18,8 @@ from hotbed.metrics.baselines import SampleFeatures, SimpleModels, names_an_item
 from hotbed.training.run import Kept, Run
 from hotbed.training.step.criterion import Criterion
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Progressive, Scorer, host, watch_scores
+from hotbed.training.step.reading import host
+from hotbed.training.step.scorer import Progressive, Scorer, watch_scores
 from hotbed.training.watching.new_ids import NewIds
 
 log = logging.getLogger("hotbed")

@@ -13,7 +13,8 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.training.run import Run
 from hotbed.training.step.example import Example, prepare
-from hotbed.training.step.scorer import Scorer, host
+from hotbed.training.step.reading import host
+from hotbed.training.step.scorer import Scorer
 
 
 class ShownScores:

@@ -17,7 +17,7 @@ from hotbed.metrics import get_metric
 from hotbed.metrics.metric_set import metric_set
 from hotbed.training.run import Run
 from hotbed.training.step.example import Example
-from hotbed.training.step.scorer import Scorer, scorer_of, scores_of_training
+from hotbed.training.step.scorer import Scorer, bounded_form, scorer_of, scores_of_training
 from hotbed.training.watching.baselines import Baselines, scorer_beside, scores_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.shown_scores import ShownScores
@@ -338,12 +338,12 @@ def _window_scorer(run: Run, names: Sequence[str] | None) -> Scorer | None:
             return None
         scorer = Scorer(run.learner.network, criterion, run.model.metrics)
     if names is not None:
-        return scorer.again(metric_set({name: name for name in names})).bounded()
+        return bounded_form(scorer.again(metric_set({name: name for name in names})))
     if not scorer.gives_probabilities:
-        return scorer.bounded()
+        return bounded_form(scorer)
     metrics = metric_set({name: name for name in FOUR})
     for name, metric in scorer.metrics.items():
         if isinstance(metric, Mapping):  # of a label
             metric = {key: inner for key, inner in metric.items() if key not in FOUR}
         metrics[name] = metric
-    return scorer.again(metrics).bounded()
+    return bounded_form(scorer.again(metrics))
