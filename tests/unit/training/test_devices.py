@@ -17,7 +17,7 @@ import devices
 import torch
 from devices import Schedule, finds_removed, schedules, wait_sites
 from devices.operations import launch
-from forked import SERVER, LogLines
+from forked import SERVER, LogLines, ranks_of
 
 import hotbed as hb
 from hotbed.cli.device import print_checks
@@ -27,6 +27,7 @@ from hotbed.embedding.lookups import LocalLookup
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.job import Fit, Job
 from hotbed.training.device_checks import checks
+from hotbed.training.devices import places
 from hotbed.training.devices.step_times import StepParts
 
 DRAW = np.random.default_rng(0)
@@ -282,3 +283,77 @@ def test_line_of_a_step_says_what_would_help() -> None:
         line = str(StepParts(9.3e-3, **parts, threads=4, cores=4))
         assert text in line
         assert "With grains" not in line
+
+
+def of_rank(device: str) -> Any:
+    """Return where a rank computes, the dense weights after a fit by grains, and the scores."""
+    devices.install().reset(Schedule("lazy"))
+    trained = model(device, grains=2)
+    trained.fit(data(), progress=False, callbacks=[hb.callbacks.ClipGradients(0.1)])
+    weights = [weight.tolist() for weight in hb.dense_parameters(trained.network)]
+    return str(trained.device), weights, trained.predict(data()).tolist()
+
+
+def test_ranks_compute_on_a_device_each_and_have_the_bits_of_one_process_on_the_cpu() -> None:
+    (expected,) = ranks_of(of_rank, 1, "cpu")
+    for device, weights, scores in ranks_of(of_rank, 2, "fake"):
+        assert device == "fake:0"
+        assert (weights, scores) == expected[1:]
+
+
+def test_ranks_share_out_the_devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "trains_together", lambda: True)
+    monkeypatch.setattr(places, "_num_devices", lambda kind: 2)
+    for rank in range(4):
+        monkeypatch.setattr(places, "local_rank", lambda number=rank: number)
+        assert places.find_device("device", "cuda") == torch.device("cuda", rank % 2)
+        assert places.find_device("device", "cuda:0") == torch.device("cuda", 0)
+
+
+def in_mixed_precision() -> Any:
+    """Return what mixed precision leaves under several orders of the device's work.
+
+    It computes in float16, and one batch overflows.
+    """
+    queues = devices.install()
+    results = []
+    for schedule in (Schedule(), Schedule("lazy"), Schedule("main"), Schedule("random", 1)):
+        queues.reset(schedule)
+        trained = model("fake", amp_level="O2")
+        scaler = trained.learner.network_pass.scaler
+        losses = []
+        for number, batch in enumerate(data()):
+            if number == 2:
+                scaler.update(2.0**100)
+            losses.append(trained.step(batch))
+            if number == 2:
+                scaler.update(1024.0)
+        results.append((losses, trained.learner.skipped, bits_of(trained)))
+    return results, [model("cpu").step(batch) for batch in list(data())[:1]]
+
+
+def test_mixed_precision_on_a_device_waits_for_its_scale_and_skips_an_overflow() -> None:
+    results, of_cpu = SERVER.call(in_mixed_precision)
+    losses, skipped, _ = results[0]
+    assert {str(result) for result in results} == {str(results[0])}
+    assert skipped == 1
+    assert losses[:1] != of_cpu
+    assert losses[0] == pytest.approx(of_cpu[0], abs=1e-2)
+
+
+def of_a_loader() -> list[str]:
+    """Return what is logged of ids that a loop brings to the device."""
+    devices.install()
+    plain = Plain().to("fake")
+    plain, _, _ = hb.auto(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    lines = LogLines()
+    logging.getLogger("hotbed").addHandler(lines)
+    price = torch.ones(3).to("fake")
+    for ids in (torch.arange(3), torch.arange(3).to("fake"), torch.arange(3, 6).to("fake")):
+        plain(ids, price)
+    return [line for line in lines.lines if "its ids lie on" in line]
+
+
+def test_ids_that_a_loader_brings_to_the_device_are_logged_once() -> None:
+    (line,) = SERVER.call(of_a_loader)
+    assert "its ids lie on fake:0, so each lookup waits" in line

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,8 @@ from hotbed.data.batch import Ids, as_ids
 from hotbed.errors import RowShapeError
 
 from .layout import Feature
+
+log = logging.getLogger("hotbed")
 
 _INT64 = np.dtype(np.int64)
 _INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
@@ -109,7 +113,20 @@ def int64(array: Any, feature: str) -> Tensor:
         )
     if tensor.is_cpu and tensor.is_contiguous():
         return tensor
+    if not tensor.is_cpu:
+        _log_device(tensor.device, feature)
     return tensor.cpu().contiguous()
+
+
+@functools.cache
+def _log_device(device: torch.device, feature: str) -> None:
+    """Log, once a device and feature, that a lookup waits for its ids."""
+    log.warning(
+        "feature %r: its ids lie on %s, so each lookup waits until they are on the host; leave ids "
+        "on the host in your loader",
+        feature,
+        device,
+    )
 
 
 def shaped_ids(values: Any, feature: str) -> tuple[Ids, tuple[int, ...]]:
