@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import logging
+import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +362,33 @@ def of_a_loader() -> list[str]:
 def test_ids_that_a_loader_brings_to_the_device_are_logged_once() -> None:
     (line,) = SERVER.call(of_a_loader)
     assert "its ids lie on fake:0, so each lookup waits" in line
+
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks/device.py"
+
+
+def of_the_script() -> Any:
+    """Return what the script for a real device finds of the fake one, in its short form."""
+    devices.install().reset(Schedule("lazy"))
+    spec = importlib.util.spec_from_file_location("device_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.TRIES = 1
+    device = torch.device("fake:0")
+    found = script.waits(device, script.SHORT)["found"]
+    steps = script.trained(16, 5, "fake", 2)
+    sys.argv = ["device.py", "--device", "fake", "--sections"]
+    printed = StringIO()
+    with redirect_stdout(printed):
+        script.main()
+    return found, steps, json.loads(printed.getvalue())
+
+
+def test_script_for_a_real_device_finds_each_wait_that_it_takes_out() -> None:
+    found, steps, printed = SERVER.call(of_the_script)
+    assert list(found.values()) == [1, 1, 1, 1]
+    assert "a step took" in steps["step"]
+    assert printed["device"] == "fake:0"
+    assert printed["sections"] == {}
