@@ -297,6 +297,14 @@ class Schema:
         return tuple(column for column in self.columns if isinstance(column, KeptColumn))
 
     @property
+    def kept_features(self) -> tuple[Id | Dense, ...]:
+        """The features that the columns give which the model keeps; a request may bring them."""
+        features: list[Id | Dense] = []
+        for column in self.kept:
+            features += [*column.ids_in(self), *column.dense_in(self)]
+        return tuple(features)
+
+    @property
     def time(self) -> Time | None:
         """The time column, if there is one."""
         return next((column for column in self.columns if isinstance(column, Time)), None)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed.data.batch import Batch, changed
-from hotbed.data.histories import EntryKind, KeptByKey, LeftEntries, see
+from hotbed.data.histories import EntryKind, KeptByKey, LeftEntries, keys_of, read_stored, see
 from hotbed.errors import ConfigError, TableError
 
 from . import hashing
@@ -93,8 +93,10 @@ class HistoryStore:
             batch = changed(batch, {"previews": previews})
         ids = dict(batch.ids)
         dense = dict(batch.dense)
-        for column in self.columns:
-            seen, left = see(column, self.schema, batch, self._read, leaves=leaves)
+        keys = [keys_of(column, batch) for column in self.columns]
+        stored = read_stored(self.columns, self.schema, keys, self._read)
+        for column, row_keys, entries in zip(self.columns, keys, stored, strict=True):
+            seen, left = see(column, self.schema, batch, row_keys, entries, leaves=leaves)
             more_ids, more_dense = column.features_of(seen, self.schema)
             ids = {**more_ids, **ids}
             dense = {**more_dense, **dense}
@@ -102,8 +104,8 @@ class HistoryStore:
                 self._add(column, seen.kind, left)
         return changed(batch, {"ids": ids, "dense": dense})
 
-    def _read(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self.tables[name].lookup(ids)
+    def _read(self, wanted: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+        return {name: self.tables[name].lookup(ids) for name, ids in wanted.items()}
 
     def _add(self, column: KeptByKey, kind: EntryKind, left: LeftEntries) -> None:
         """Add the entries that rows left to the rows of their keys."""

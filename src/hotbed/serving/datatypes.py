@@ -27,6 +27,8 @@ def input_datatypes(schema: Schema) -> dict[str, str]:
     needs = dict[str, str]()
     for name, need in _needs(schema):
         needs[name] = max(needs.get(name, need), need, key=_NEEDS.index)
+    if schema.time is not None:  # optional where the model keeps histories
+        needs.setdefault(schema.time.source, _EXACT)
     types = column_types(schema)
     return {name: _datatype(types.get(name, ""), need) for name, need in needs.items()}
 
@@ -41,6 +43,8 @@ def input_units(schema: Schema) -> dict[str, dict[str, str]]:
     for column in _features(schema):
         if column.transforms and isinstance(column.transforms[0], TimeOfDay):
             parameters[column.source] = {"unit": column.transforms[0].unit}
+    if schema.time is not None:
+        parameters[schema.time.source] = {"unit": schema.time.unit}
     for name, kind in schema.types.items():
         time = time_of(kind)
         if time is not None:

@@ -153,8 +153,7 @@ class RequestEncoder:
         self._dense = _Features(
             schema, [each for each in of_rows if isinstance(each, Dense)], float
         )
-        features: list[Id | Dense] = [*schema.ids, *schema.dense]
-        self._kept = [_feature(schema, each) for each in features if each not in of_rows]
+        self._kept = [_feature(schema, each) for each in schema.kept_features]
         self._raw = self._ids.raw | self._dense.raw
         self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
         by_type = _transformed_columns(schema)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,13 +27,13 @@ from hotbed.errors import (
     MissingExtra,
     RequestTooLarge,
 )
-from hotbed.frozen import RowArray
+from hotbed.frozen import IdArray, RowArray
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.container.store import MANIFEST_FILE, split
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
 from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
-from hotbed.serving.kept import KeptColumns
+from hotbed.serving.kept import KeptColumns, KeptValues, kept_tables
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
 from hotbed.serving.rows import FeatureIds, FeatureSpec, FrozenLookup, LookupCall
@@ -53,12 +53,14 @@ class Scores:
         outputs: predictions by output, float32 [n].
         late: how many rows read as without one because they did not arrive in time.
         route: why a server chose this version; "" = no rule did.
+        kept: histories and counts that the request did not bring, by feature.
     """
 
     version: int
     outputs: Mapping[str, RowArray]
     late: int = 0
     route: str = ""
+    kept: KeptValues = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def nonfinite(self) -> int:
@@ -112,7 +114,6 @@ class InferenceSession:
         self._lengths: Mapping[str, int] = graph.get("lengths", {})
         self._encode = RequestEncoder(model.schema)
         self._encoded = EncodedRequests(model.schema)
-        self._kept = KeptColumns(model) if model.schema.kept else None
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
@@ -139,6 +140,10 @@ class InferenceSession:
             # After all else that may fail: a cache advances to this version here, and requests of
             # the version before bypass it from then on.
             self._lookups[name] = _lookup(model, features, embedding_cache)
+        self._kept: KeptColumns | None = None
+        if model.schema.kept:
+            tables = _lookup(model, kept_tables(model.schema), embedding_cache)
+            self._kept = KeptColumns(model.schema, tables)
 
     def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Any:
         """Return predictions of n candidates: float32 [n], a dict of them for several labels.
@@ -172,10 +177,12 @@ class InferenceSession:
         if self._plain is not None:
             columns = self._plain.flat(columns)
             context = self._plain.flat(context, is_context=True)
-        asked = time.monotonic() - waited
+        asked = monotonic() - waited
         return self._scores(self._encode(columns, context), asked)
 
-    def ask_encoded(self, dense: Any, ids: Mapping[str, Any]) -> Scores:
+    def ask_encoded(
+        self, dense: Any, ids: Mapping[str, Any], time: IdArray | None = None
+    ) -> Scores:
         """Return predictions of n candidates whose values are encoded: those of a `Batch`.
 
         No transform is applied. Otherwise the values are checked as raw columns are.
@@ -184,28 +191,33 @@ class InferenceSession:
             dense: numbers of the dense columns: float [n, sum of widths] in the order of the
                 schema, or a mapping of names to [n] or [n, width]; None if there are none.
             ids: integers by feature: `hb.Ids`, an array [n], or a list of lists.
+            time: when the candidates are shown, for columns that the model keeps: microseconds
+                since 1970, int64 [n] or [1]; None = now.
 
         Raises:
             DataError: the values do not fit.
 
         Example:
             >>> batch = hb.Encoder(schema)(rows, labels=False)
-            >>> session.ask_encoded(batch.dense, batch.ids).outputs
+            >>> session.ask_encoded(batch.dense, batch.ids, batch.time).outputs
         """
-        asked = time.monotonic()
-        return self._scores(self._encoded(dense, ids), asked)
+        asked = monotonic()
+        request = self._encoded(dense, ids)
+        return self._scores(replace(request, time=time), asked)
 
     def _scores(self, request: ScoreRequest, asked: float) -> Scores:
         """Return predictions of an encoded request, which was made at `asked`."""
         version = self.model.version
         if request.num_samples == 0:
             return Scores(version, self._no_scores())
+        filled: KeptValues = {}
+        kept_late = 0
         if self._kept is not None:
-            request = self._kept.fill(request)
+            request, filled, kept_late = self._kept.fill(request, asked)
         feeds, late = self._feeds(request, asked)
         values = self._session.run(self._outputs, feeds)
         outputs = dict(zip(self._outputs, values, strict=True))
-        return Scores(version, outputs, late)
+        return Scores(version, outputs, late + kept_late, kept=filled)
 
     def _no_scores(self) -> dict[str, RowArray]:
         """Return the outputs for no candidates."""
@@ -355,6 +367,8 @@ class InferenceSession:
             if holds_text(kind):
                 types[name] = pa.string()
         columns = tuple(schema.raw_columns(labels=False))
+        if schema.kept and schema.time is not None:  # histories are those of the time of each row
+            columns = tuple(dict.fromkeys((*columns, schema.time.source)))
         plan = ReadPlan(tuple(dict.fromkeys((*columns, *keep))), types)
         for rows, position in source.read(None, batch_size, plan):
             try:

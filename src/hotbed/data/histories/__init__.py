@@ -6,7 +6,7 @@ rule.py     the rule of time: what rows see, and what they leave
 """
 
 from hotbed.data.histories.columns import Count, EntryKind, History, KeptByKey, SeenEntries
-from hotbed.data.histories.rule import LeftEntries, RowReader, read_stored, see
+from hotbed.data.histories.rule import LeftEntries, TableReader, keys_of, read_stored, see
 
 __all__ = [
     "Count",
@@ -14,8 +14,9 @@ __all__ = [
     "History",
     "KeptByKey",
     "LeftEntries",
-    "RowReader",
     "SeenEntries",
+    "TableReader",
+    "keys_of",
     "read_stored",
     "see",
 ]

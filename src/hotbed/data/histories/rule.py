@@ -2,12 +2,12 @@
 """The rule of time: what rows see of a history, and what they leave in it.
 
 docs/design/0023-histories.md has the rule. Training and servers apply it by this code, each to rows
-of its own: a `RowReader` reads those of a table by their ids.
+of its own: a `TableReader` reads those of tables by their ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,18 +17,23 @@ from hotbed import _core
 from hotbed.data.arrays import offsets_of
 from hotbed.data.batch import Batch
 from hotbed.data.columns import distinct_ids
-from hotbed.data.histories.columns import (
-    EntryKind,
-    Int32Array,
-    Int64Array,
-    KeptByKey,
-    SeenEntries,
-    single_ids,
-)
+from hotbed.data.histories.columns import Int32Array, Int64Array, KeptByKey, SeenEntries, single_ids
 from hotbed.data.schema import Schema
 
-RowReader: TypeAlias = Callable[[str, Int64Array], NDArray[Any]]
-"""(table, ids [n]) -> rows of 4 bytes a lane, [n, dim]; zeros for an id without a row."""
+TableReader: TypeAlias = Callable[[Mapping[str, Int64Array]], Mapping[str, NDArray[Any]]]
+"""Ids [n] by table -> their rows of 4 bytes a lane, [n, dim]; zeros for an id without a row."""
+
+
+class RowKeys(NamedTuple):
+    """The keys of the rows of a batch.
+
+    Attributes:
+        keys: distinct, in the order in which they first occur, [k].
+        numbers: which of them each row has, -1 = none, [n].
+    """
+
+    keys: Int64Array
+    numbers: Int64Array
 
 
 class StoredEntries(NamedTuple):
@@ -63,21 +68,48 @@ class LeftEntries(NamedTuple):
     dropped: Int64Array
 
 
+def keys_of(column: KeptByKey, batch: Batch) -> RowKeys:
+    """Return the keys of the rows of a batch."""
+    ids, has_key = single_ids(batch.ids[column.by], column.by)
+    keys, numbers = distinct_ids(ids)
+    return RowKeys(keys, np.where(has_key, numbers, -1))
+
+
 def read_stored(
-    column: KeptByKey, kind: EntryKind, keys: Int64Array, read: RowReader
-) -> StoredEntries:
-    """Return the entries that are kept of distinct keys."""
-    newest = _lanes(read(column.newest_table, keys))
-    counts, ids = _core.older_rows(keys, newest.reshape(-1), kind.lanes)
-    older = np.empty(0, np.int32)
-    if len(ids):
-        older = _lanes(read(column.older_table, ids)).reshape(-1)
-    offsets, entries = _core.stored_entries(newest.reshape(-1), counts, older, kind.lanes)
-    return StoredEntries(newest, offsets, entries.reshape(-1, kind.lanes))
+    columns: Sequence[KeptByKey], schema: Schema, keys: Sequence[RowKeys], read: TableReader
+) -> list[StoredEntries]:
+    """Return the entries that are kept of the keys of each column. Rows are read twice at most."""
+    kinds = [column.kind_in(schema) for column in columns]
+    wanted = {column.newest_table: each.keys for column, each in zip(columns, keys, strict=True)}
+    newest = {table: _lanes(rows) for table, rows in read(wanted).items()}
+    counts: list[Int64Array] = []
+    older_ids: dict[str, Int64Array] = {}
+    for column, kind, each in zip(columns, kinds, keys, strict=True):
+        rows = newest[column.newest_table].reshape(-1)
+        num_older, ids = _core.older_rows(each.keys, rows, kind.lanes)
+        counts.append(num_older)
+        if len(ids):
+            older_ids[column.older_table] = ids
+    older = read(older_ids) if older_ids else {}
+    stored: list[StoredEntries] = []
+    for column, kind, num_older in zip(columns, kinds, counts, strict=True):
+        rows = newest[column.newest_table]
+        older_rows = np.empty(0, np.int32)
+        if column.older_table in older:
+            older_rows = _lanes(older[column.older_table]).reshape(-1)
+        offsets, entries = _core.stored_entries(rows.reshape(-1), num_older, older_rows, kind.lanes)
+        stored.append(StoredEntries(rows, offsets, entries.reshape(-1, kind.lanes)))
+    return stored
 
 
 def see(
-    column: KeptByKey, schema: Schema, batch: Batch, read: RowReader, *, leaves: bool
+    column: KeptByKey,
+    schema: Schema,
+    batch: Batch,
+    keys: RowKeys,
+    stored: StoredEntries,
+    *,
+    leaves: bool,
 ) -> tuple[SeenEntries, LeftEntries | None]:
     """Return what the rows of a batch see of a column, and what they leave.
 
@@ -85,13 +117,11 @@ def see(
         column: the column.
         schema: that it is of.
         batch: rows in their order, with their times.
-        read: reads the rows that are kept.
+        keys: of the rows.
+        stored: the entries of these keys that are kept.
         leaves: whether rows leave entries. They then need the labels of `where`.
     """
     kind = column.kind_in(schema)
-    ids, has_key = single_ids(batch.ids[column.by], column.by)
-    keys, numbers = distinct_ids(ids)
-    stored = read_stored(column, kind, keys, read)
     times = np.asarray(batch.time) // kind.tick
     leaving_times = times
     num_rows = batch.num_samples
@@ -100,14 +130,13 @@ def see(
     if leaves:
         if batch.known is not None:
             leaving_times = np.asarray(batch.known) // kind.tick
-        leaving = column.leaving(batch, column.matching(batch)) & has_key
+        leaving = column.leaving(batch, column.matching(batch)) & (keys.numbers >= 0)
         entries = np.concatenate([entries, column.entries_of(batch, leaving_times, kind)])
-    rows = np.where(has_key, numbers, -1)
     offsets, places, dropped = _core.see_entries(
         kind.length,
         kind.within,
         kind.keeps,
-        rows,
+        keys.numbers,
         times,
         leaving_times,
         leaving.astype(np.uint8),
@@ -118,10 +147,10 @@ def see(
     if not leaves:
         return seen, None
     order = np.flatnonzero(leaving)
-    order = order[np.argsort(numbers[order], kind="stable")]
-    counts = np.bincount(numbers[order], minlength=len(keys))
+    order = order[np.argsort(keys.numbers[order], kind="stable")]
+    counts = np.bincount(keys.numbers[order], minlength=len(keys.keys))
     added = entries[len(stored.entries) + order]
-    return seen, LeftEntries(keys, stored.newest, offsets_of(counts), added, dropped)
+    return seen, LeftEntries(keys.keys, stored.newest, offsets_of(counts), added, dropped)
 
 
 def _lanes(rows: NDArray[Any]) -> Int32Array:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.config import did_you_mean
-from hotbed.data.schema import Schema
+from hotbed.data.schema import Id, Schema
 from hotbed.errors import DataError
 from hotbed.serving.datatypes import input_datatypes, input_units
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, ValueSpan
@@ -204,9 +204,10 @@ class ModelInputs:
         self.allowed = set(self.names)
         if schema.time is not None:
             self.allowed.add(schema.time.source)
-        for column in schema.kept:
-            features = [*column.ids_in(schema), *column.dense_in(schema)]
-            self.allowed.update(feature.source for feature in features)
+        self._optional = [feature.source for feature in schema.kept_features]
+        if schema.time is not None and schema.kept:
+            self._optional.append(schema.time.source)
+        self.allowed.update(self._optional)
         self._schema = schema
         self.lists = frozenset(self._lists())
         # the heads that were valid, with their number of candidates
@@ -220,14 +221,15 @@ class ModelInputs:
         shape of lists is [-1, -1]. If the model does not record the types of its columns, those
         with a transform of text are BYTES, and those with weights are lists. A column that depends
         on other rows, so that the client has to compute it, has the parameter `derived`, which says
-        how; one that holds times has those of `input_units`.
+        how; one that holds times has those of `input_units`. Columns that the model keeps, and the
+        time of their rows, come last, with the parameter `optional`: requests need not bring them.
         """
         datatypes = input_datatypes(self._schema)
         units = input_units(self._schema)
         derived = self._schema.derived
         dense = {column.source: column for column in self._schema.dense}
         tensors = []
-        for name in self.names:
+        for name in dict.fromkeys([*self.names, *self._optional]):
             shape = [-1]
             if name in self._shapes:
                 shape = [-1, *self._shapes[name]]
@@ -236,9 +238,11 @@ class ModelInputs:
             elif name in self.lists:
                 shape = [-1, -1]
             tensor: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": shape}
-            parameters = units.get(name, {})
+            parameters: dict[str, Any] = dict(units.get(name, {}))
             if name in derived:
-                parameters = {**parameters, "derived": derived[name]}
+                parameters["derived"] = derived[name]
+            if name not in self.names:
+                parameters["optional"] = True
             if parameters:
                 tensor["parameters"] = parameters
             tensors.append(tensor)
@@ -247,7 +251,7 @@ class ModelInputs:
     def zeros(self) -> Candidates:
         """Return a candidate of zeros and empty texts."""
         columns = dict[str, ColumnValues]()
-        for described in self.metadata():
+        for described in self._required():
             datatype = described["datatype"]
             lengths = [max(1, length) for length in described["shape"]]
             values = [_ZEROS.get(datatype, 0)] * math.prod(lengths)
@@ -259,7 +263,7 @@ class ModelInputs:
     def example(self) -> dict[str, Any]:
         """Return a request in JSON with one candidate, whose values are made up."""
         tensors = []
-        for described in self.metadata():
+        for described in self._required():
             shape = [max(1, length) for length in described["shape"]]
             value: Any = 1
             if described["datatype"] == "BYTES":
@@ -271,6 +275,10 @@ class ModelInputs:
             tensors.append({**names, "shape": shape, "data": [value] * math.prod(shape)})
         return {"inputs": tensors}
 
+    def _required(self) -> list[dict[str, Any]]:
+        """Return the metadata of the tensors that each request brings."""
+        return [tensor for tensor in self.metadata() if tensor["name"] in self.names]
+
     def _lists(self) -> set[str]:
         """Return the raw columns that hold a list for each candidate."""
         lists = set()
@@ -280,6 +288,9 @@ class ModelInputs:
         for column in self._schema.ids:
             if column.weights:
                 lists |= {column.source, column.weights}
+        for feature in self._schema.kept_features:
+            if isinstance(feature, Id):
+                lists.add(feature.source)
         return lists
 
     def columns(

@@ -58,7 +58,9 @@ def rescore(log: RequestLog, session: InferenceSession) -> list[Rescored]:
         DataError: the log lacks a column that the model needs, or the scores of one of its outputs.
     """
     comparisons = dict[tuple[int, str], Rescored]()
-    inputs = session.model.schema.raw_columns(labels=False)
+    schema = session.model.schema
+    inputs = schema.raw_columns(labels=False)
+    inputs += [feature.source for feature in schema.kept_features]  # as they were at the time
     names = set(log.schema().names)
     missing = [name for name in inputs if name not in names]
     if missing:

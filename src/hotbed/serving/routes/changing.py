@@ -209,6 +209,7 @@ class RouteWatcher:
 def _check_logged(rule: LogRule, newest: ModelVersion, where: str) -> None:
     """Raise ConfigError for a column that the newest version does not have: it would be logged."""
     columns = newest.schema.raw_columns(labels=False)
+    columns += [feature.source for feature in newest.schema.kept_features]
     for key, names in (("omit", rule.omit), ("hash", rule.hash)):
         for name in names:
             if name not in columns:

@@ -85,7 +85,10 @@ def _differences(
         kind_before = before.schema.types.get(name, "")
         if _kind(kind) != _kind(kind_before) and not {kind, kind_before} & set(_ANYTHING):
             yield f"{kind} in column {name!r} instead of {kind_before}"
-    widths = {name: width for name, width in _widths(schema).items() if name in columns}
+    if schema.kept != before.schema.kept:
+        yield f"the kept columns {_kept(schema)} instead of {_kept(before.schema)}"
+    names = {*columns, *(feature.source for feature in schema.kept_features)}
+    widths = {name: width for name, width in _widths(schema).items() if name in names}
     widths_before = _widths(before.schema)
     if widths != widths_before:
         yield f"numbers in {widths or 'no column'} instead of {widths_before or 'no column'}"
@@ -110,6 +113,11 @@ def _kind(recorded: str) -> str:
 def _widths(schema: Schema) -> dict[str, int]:
     """Return how many numbers each dense column has."""
     return {column.source: column.width for column in schema.dense}
+
+
+def _kept(schema: Schema) -> str:
+    """Return the columns that a model keeps, as they are declared."""
+    return ", ".join(map(str, schema.kept)) or "none"
 
 
 def _outputs(graph: Mapping[str, Any]) -> list[str]:

@@ -35,18 +35,26 @@ def model_config(models: Models, name: str, version: str) -> dict[str, Any]:
     parameters = {}
     for tensor in metadata["inputs"]:
         for key, text in tensor.get("parameters", {}).items():
-            parameters[f"{key}.{tensor['name']}"] = {"string_value": text}
+            if isinstance(text, str):
+                parameters[f"{key}.{tensor['name']}"] = {"string_value": text}
     return {
         "name": metadata["name"],
         "platform": metadata["platform"],
         "backend": "hotbed",
         "max_batch_size": limits.batch_rows,
-        "input": [_configured(tensor) for tensor in metadata["inputs"]],
+        "input": [_configured_input(tensor) for tensor in metadata["inputs"]],
         "output": [_configured(tensor) for tensor in metadata["outputs"]],
         "dynamic_batching": {"max_queue_delay_microseconds": round(1e6 * limits.batch_seconds)},
         "model_transaction_policy": {"decoupled": False},
         "parameters": parameters,
     }
+
+
+def _configured_input(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    configured = _configured(tensor)
+    if "optional" in tensor.get("parameters", {}):
+        configured["optional"] = True
+    return configured
 
 
 def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.errors import HotbedError, NotServed, Overloaded
+from hotbed.serving.kept import kept_part
 from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.protocol.tensors import ColumnValues
@@ -423,11 +424,12 @@ def _join_requests(batch: Sequence[QueuedRequest]) -> dict[str, ColumnValues]:
 
 def _split(scores: Scores, batch: Sequence[QueuedRequest]) -> list[Scores]:
     """Return the scores of each request of a batch."""
-    parts = []
+    parts: list[Scores] = []
     start = 0
     for request in batch:
         end = start + request.num_rows
         outputs = {name: values[start:end] for name, values in scores.outputs.items()}
-        parts.append(Scores(scores.version, outputs, scores.late))
+        part = kept_part(scores.kept, start, end)
+        parts.append(Scores(scores.version, outputs, scores.late, kept=part))
         start = end
     return parts

@@ -16,6 +16,7 @@ from functools import partial
 from hotbed.errors import HotbedError, NotServed
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
+from hotbed.serving.kept import kept_columns
 from hotbed.serving.protocol.bodies import Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request_log.records import AnsweredRequest
@@ -494,14 +495,19 @@ class Model:
         log = self.log
         if log is None or not request.request_id or not log.wants(request.request_id):
             return
+        columns = dict(request.columns)
+        context = dict(request.context)
+        for name, values in kept_columns(answer.kept).items():
+            of_all = len(values) < request.num_rows
+            (context if of_all else columns)[name] = values
         log.add(
             AnsweredRequest(
                 request.request_id,
                 int(1e6 * scored_at),
                 time.perf_counter() - request.queued,
                 request.num_rows,
-                request.columns,
-                request.context,
+                columns,
+                context,
                 answer.outputs,
                 answer.version,
                 served.version.digest,
