@@ -379,7 +379,7 @@ tables:
 
 optimizer: {{kind: adam, lr: 1e-3}}            # of the dense network
 metrics: [{metrics}]
-fit: {{{fit}}}
+fit: {{{fit}}}    # device: cuda computes the network on a GPU, rows stay in memory
 """
 
 _BASE_RATE = "    # of positives; the model predicts it before it has learned anything\n"

@@ -30,7 +30,7 @@ from hotbed.errors import (
 from hotbed.frozen import IdArray, RowArray
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.container.store import MANIFEST_FILE, split
-from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
+from hotbed.persist.publish.onnx_session import CPU_PROVIDERS, onnx_runtime, open_graph
 from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
 from hotbed.serving.kept import KeptColumns, KeptValues, kept_tables
@@ -86,9 +86,12 @@ class InferenceSession:
         num_threads: threads of ONNX Runtime for one request.
         most_entries: rows of histories, over all candidates, that one request may read; None = any
             number. A history of the context counts once for each candidate.
+        providers: of ONNX Runtime, which compute the network, the preferred one first, such as
+            `["CUDAExecutionProvider", "CPUExecutionProvider"]`; not yet run on a GPU by us.
 
     Raises:
-        ConfigError: the cache serves another model, or the version has no rows.
+        ConfigError: the cache serves another model, the version has no rows, or ONNX Runtime does
+            not have a provider.
 
     Example:
         >>> hb.InferenceSession("exported").predict({"item": [1, 2]}, context={"user": 7})
@@ -103,6 +106,8 @@ class InferenceSession:
         embedding_cache: EmbeddingCache | None = None,
         num_threads: int = 1,
         most_entries: int | None = None,
+        *,
+        providers: Sequence[str] = CPU_PROVIDERS,
     ) -> None:
         if isinstance(config_file, ModelVersion):
             model = config_file
@@ -117,7 +122,9 @@ class InferenceSession:
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
-        self._session = _open_graph(model, model.graph_bytes(), model.weights(), num_threads)
+        self._session = _open_graph(
+            model, model.graph_bytes(), model.weights(), num_threads, providers
+        )
         self._plain: PlainInputs | None = None
         if "ids" in graph:
             ids_session = _open_graph(model, model.ids_bytes(), (), num_threads)
@@ -454,7 +461,11 @@ def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> R
 
 
 def _open_graph(
-    model: ModelVersion, graph: bytes, weights: Iterable[Weight], num_threads: int
+    model: ModelVersion,
+    graph: bytes,
+    weights: Iterable[Weight],
+    num_threads: int,
+    providers: Sequence[str] = CPU_PROVIDERS,
 ) -> Any:
     """Open a graph of a version with weights."""
     try:
@@ -465,7 +476,9 @@ def _open_graph(
         ) from error
     values = list(weights)
     try:
-        return open_graph(graph, values, num_threads)
+        return open_graph(graph, values, num_threads, providers)
+    except ConfigError:
+        raise
     except Exception as error:  # ONNX Runtime has error types of its own
         reason = str(error).splitlines()[0][:300]
         raise FormatError(

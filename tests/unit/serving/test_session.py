@@ -60,6 +60,13 @@ def test_cache_of_another_model_is_rejected(exported: Path, tmp_path: Path) -> N
         hb.InferenceSession(exported, EmbeddingCache(server, "m"))
 
 
+def test_provider_that_onnx_runtime_lacks_is_refused_by_name(session: hb.InferenceSession) -> None:
+    cpu = hb.InferenceSession(session.model, providers=["CPUExecutionProvider"])
+    assert cpu._session.get_providers() == ["CPUExecutionProvider"]
+    with pytest.raises(ConfigError, match="has no such provider, got 'CudaProvider'"):
+        hb.InferenceSession(session.model, providers=["CudaProvider"])
+
+
 def test_version_without_rows_needs_a_cache(session: hb.InferenceSession) -> None:
     class Elsewhere(ModelVersion):
         def graph_bytes(self) -> bytes:

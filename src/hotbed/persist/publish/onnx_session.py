@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hotbed.errors import ConfigError
 from hotbed.frozen import RowArray
 
 
@@ -25,8 +26,15 @@ def onnx_runtime() -> Any:
     return onnxruntime
 
 
+CPU_PROVIDERS = ("CPUExecutionProvider",)
+"""What computes a graph where nothing else is said, by its name in ONNX Runtime."""
+
+
 def open_graph(
-    graph: bytes, weights: Iterable[tuple[str, RowArray]] = (), num_threads: int = 0
+    graph: bytes,
+    weights: Iterable[tuple[str, RowArray]] = (),
+    num_threads: int = 0,
+    providers: Sequence[str] = CPU_PROVIDERS,
 ) -> Any:
     """Open a graph with weights, which ONNX Runtime may then fold.
 
@@ -34,11 +42,20 @@ def open_graph(
         graph: the graph as an ONNX file has it.
         weights: values of the weights that the graph leaves open, by name.
         num_threads: threads for one run; 0 = one for each core.
+        providers: what computes it, the preferred one first.
 
     Raises:
+        ConfigError: the installed ONNX Runtime does not have one of the providers.
         ImportError: onnxruntime is not installed.
     """
     runtime = onnx_runtime()
+    there = runtime.get_available_providers()
+    for name in providers:
+        if name not in there:
+            raise ConfigError(
+                f"providers: the installed ONNX Runtime has no such provider, got {name!r}. Give "
+                f"one of {there}, or install a build of onnxruntime that has it."
+            )
     options = runtime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
@@ -49,4 +66,4 @@ def open_graph(
         names.append(name)
         values.append(runtime.OrtValue.ortvalue_from_numpy(value))
     options.add_external_initializers(names, values)
-    return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(graph, options, providers=list(providers))
