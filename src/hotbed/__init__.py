@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .data.histories import Count as Count
     from .data.histories import History as History
     from .data.schema import Dense as Dense
+    from .data.schema import DisplayPosition as DisplayPosition
     from .data.schema import Id as Id
     from .data.schema import Label as Label
     from .data.schema import Schema as Schema
@@ -105,6 +106,7 @@ _HOMES: dict[str, str] = {
     "Count": "data.histories:Count",
     "Dataset": "data.dataset:Dataset",
     "Dense": "data.schema:Dense",
+    "DisplayPosition": "data.schema:DisplayPosition",
     "Embedding": "embedding.modules:Embedding",
     "EmbeddingBag": "embedding.modules:EmbeddingBag",
     "EmbeddingCache": "serving.cache:EmbeddingCache",

@@ -223,9 +223,10 @@ def tables(schema: hb.Schema, **settings: Any) -> dict[str, hb.Table]:
 @quick
 def many_labels() -> Found:
     shape = {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}
-    network = hb.models.MMoE(TWO_LABELS, tables(TWO_LABELS), **shape, batch_norm=True, dropout=0.2)
+    schema = hb.Schema([*TWO_LABELS.columns, hb.DisplayPosition("shown", "t", form="factor")])
+    network = hb.models.MMoE(schema, tables(schema), **shape, batch_norm=True, dropout=0.2)
     loss = hb.losses.MultiTask({"y": hb.losses.BCE(), "z": hb.losses.Focal()}, weights={"y": 2.0})
-    return trained(network, dataset(TWO_LABELS), loss=loss, whole_tables=["item"])
+    return trained(network, dataset(schema), loss=loss, whole_tables=["item"])
 
 
 class SideBySide(nn.Module):

@@ -29,7 +29,7 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import Encoder
 from hotbed.data.histories import Count, History
-from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, DisplayPosition, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import (
     Bucketize,
     Clip,
@@ -58,6 +58,7 @@ __all__ = [
     "Cross",
     "Dataset",
     "Dense",
+    "DisplayPosition",
     "Encoder",
     "Expression",
     "Extract",

@@ -40,7 +40,7 @@ from hotbed.data.columns import (
 from hotbed.data.context import BadRows
 from hotbed.data.numbers import LabelValues, numeric
 from hotbed.data.places import Latest
-from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, DisplayPosition, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Hash
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -269,6 +269,9 @@ class Encoder:
                     targets[column.name] = numbers.label(column, raw, in_unit)
                 elif isinstance(column, Weight) and labels:
                     weight = numbers.weight(column, context.column(column.source))
+                elif isinstance(column, DisplayPosition) and labels:
+                    raw = context.column(column.source)
+                    dense[column.name] = numbers.display_position(column, raw)
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
                     time = numbers.time(column, context.column(column.source), self._zones)
             except BadRows:

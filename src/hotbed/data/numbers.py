@@ -28,7 +28,7 @@ from hotbed.data.arrays import (
 from hotbed.data.arrow_types import is_bytes, is_list, is_number, is_whole
 from hotbed.data.batch import Batch, changed
 from hotbed.data.context import BadRows
-from hotbed.data.schema import Dense, Label, Time, Weight
+from hotbed.data.schema import Dense, DisplayPosition, Label, Time, Weight
 from hotbed.errors import DataError, SchemaError
 
 _PLAIN = {pa.float32().id, pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id}
@@ -193,6 +193,24 @@ def weight(column: Weight, values: pa.Array) -> np.ndarray:
             f"weight {column.name!r}: expected weights >= 0, got {wide.min():g}. Correct the row.",
         )
     return numbers
+
+
+def display_position(column: DisplayPosition, values: pa.Array) -> np.ndarray:
+    """Return float32 [n]: 0 for the first place, -1 where it is missing.
+
+    Places before the first one, and numbers that are not whole, are bad rows.
+    """
+    is_missing = values.is_null().to_numpy(zero_copy_only=False)
+    places = numeric(column.name, values.fill_null(column.first), kind=np.float64) - column.first
+    is_wrong = ~((places >= 0) & (places == np.floor(places)))
+    if is_wrong.any():
+        raise BadRows(
+            column.source,
+            is_wrong,
+            f"display position {column.name!r}: expected whole numbers from {column.first} on, got "
+            f"{places[is_wrong][0] + column.first:g}. Correct the row, or give `first`.",
+        )
+    return np.where(is_missing, -1, np.minimum(places, column.size - 1)).astype(np.float32)
 
 
 def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.ndarray:

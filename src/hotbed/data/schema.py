@@ -109,6 +109,46 @@ class Weight(Column):
 
 
 @dataclass(frozen=True)
+class DisplayPosition(Column):
+    """The place at which an item was shown, for its effect on clicks.
+
+    Training subtracts the effect: a network of `hb.models` predicts the label at the place where
+    the item was shown. Without a place it predicts what it would predict for the first one, and so
+    does a server, whatever a request brings. `predict` reads no places, as it reads no labels.
+
+    Args:
+        name: in the Batch, float32 [n] among the dense columns: 0 for the first place, 1 for the
+            next one, and -1 where the place is missing.
+        column: the raw column, whole numbers.
+        form: "additive": each place has a number that is added to the logit. "factor": each place
+            has a probability of being looked at, by which the probability of the label is
+            multiplied. The first place has 0 and 1.
+        first: the number of the first place.
+        size: places that have an effect of their own; later ones have that of the last.
+
+    Example: `DisplayPosition("position", form="factor")`. Source: of "additive", the shallow tower
+    of Zhao et al., "Recommending What Video to Watch Next: A Multitask Ranking System", RecSys
+    2019; of "factor", Guo et al., "PAL: A Position-bias Aware Learning Framework for CTR Prediction
+    in Live Recommender Systems", RecSys 2019.
+    """
+
+    name: str
+    column: str | None = None
+    form: Literal["additive", "factor"] = "additive"
+    first: int = 0
+    size: int = 50
+
+    def __post_init__(self) -> None:
+        where = f"display position {self.name!r}"
+        checks.one_of(f"{where}: form", self.form, ("additive", "factor"))
+        checks.at_least(f"{where}: size", self.size, 2, "Give the number of places.")
+
+    @property
+    def reads_numbers(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
 class Dense(Column):
     """A number (`width` 1) or a list of `width` numbers, float32.
 
@@ -212,8 +252,8 @@ class Schema:
     columns that depend on other rows, so that a request must bring them, each with a description.
     `rules`: which rules hold for what is missing, see `hotbed.data.columns.RULES`; states and
     exports keep theirs.
-    Raises ConfigError for two columns of one name, more than one Time or Weight, or two units of
-    one column.
+    Raises ConfigError for two columns of one name, more than one Time, Weight or DisplayPosition, or
+    two units of one column.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
@@ -232,8 +272,8 @@ class Schema:
         for column in self.columns:
             if not isinstance(column, Column):
                 raise ConfigError(
-                    f"schema: expected columns, got {column!r}. Use Label, Time, Weight, Dense or "
-                    "Id."
+                    f"schema: expected columns, got {column!r}. Use Label, Time, Weight, "
+                    "DisplayPosition, Dense or Id."
                 )
         names = [column.name for column in self.columns]
         repeated = {name for name in names if names.count(name) > 1}
@@ -243,7 +283,7 @@ class Schema:
                 f"schema: names {twice} appear twice, got {names}. Rename one and point `column` "
                 "at the raw column."
             )
-        for role in (Time, Weight):
+        for role in (Time, Weight, DisplayPosition):
             columns = [column for column in self.columns if isinstance(column, role)]
             if len(columns) > 1:
                 raise ConfigError(
@@ -315,6 +355,11 @@ class Schema:
         return next((column for column in self.columns if isinstance(column, Weight)), None)
 
     @property
+    def display_position(self) -> DisplayPosition | None:
+        """The column of places at which items were shown, if there is one."""
+        return next((one for one in self.columns if isinstance(one, DisplayPosition)), None)
+
+    @property
     def tables(self) -> dict[str, tuple[Id, ...]]:
         """The id features of each table, by table name, in schema order."""
         features: dict[str, tuple[Id, ...]] = {}
@@ -335,7 +380,7 @@ class Schema:
     def raw_columns(self, labels: bool = True, features: bool = True) -> list[str]:
         """Return the raw columns that encoding reads, each once.
 
-        Without `labels`, return those that serving needs: no label, weight or time. Without
+        Without `labels`, return those that serving needs: no label, weight, time or place. Without
         `features`, return these alone.
         """
         names: dict[str, None] = {}

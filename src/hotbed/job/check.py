@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from hotbed.connectors import Kafka, Memory, ReadPlan, Source
 from hotbed.connectors.files import FileSource
-from hotbed.data.schema import Label, Weight
+from hotbed.data.schema import DisplayPosition, Label, Weight
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, FormatError, HotbedError, SchemaError
 from hotbed.files import check_folder, check_scratch, resolve
@@ -327,7 +327,7 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
     columns = [
         column
         for column in job.declared.columns
-        if part != "predict" or not isinstance(column, (Label, Weight))
+        if part != "predict" or not isinstance(column, (Label, Weight, DisplayPosition))
     ]
     missing = sorted({column.source for column in columns} - set(names))
     if missing:

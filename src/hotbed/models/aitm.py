@@ -12,7 +12,14 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, FeatureInputs, InformationTransfer, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    FeatureInputs,
+    InformationTransfer,
+    LogitHead,
+    PositionTerm,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 from hotbed.models.tasks import events_of
 
@@ -77,6 +84,7 @@ class AITM(nn.Module):
         self.transferred = nn.ModuleDict({task: mlp(top, [top]) for task in later})
         self.transfers = nn.ModuleDict({task: InformationTransfer(top) for task in later})
         self.heads = nn.ModuleDict({task: LogitHead(top) for task in self.tasks})
+        self.position = PositionTerm(schema, self.tasks)
         xavier_(self)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -89,4 +97,5 @@ class AITM(nn.Module):
             of_tower = self.towers[task](flat)
             before = self.transfers[task](self.transferred[task](before), of_tower)
             logits[task] = self.heads[task](before)
-        return logits
+        placed: dict[str, Tensor] = self.position(logits, batch)
+        return placed

@@ -18,6 +18,7 @@ from hotbed.models.layers import (
     FeatureInputs,
     InteractingLayer,
     LogitHead,
+    PositionTerm,
     WeightMultiply,
     xavier_,
 )
@@ -88,6 +89,7 @@ class AutoInt(nn.Module):
                 batch_norm=batch_norm,
             )
         self.head = LogitHead([num_fields * width, *hidden[-1:]])
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -102,5 +104,5 @@ class AutoInt(nn.Module):
         parts = [fields.flatten(1)]
         if self.mlp is not None:
             parts.append(self.mlp(flat))
-        logits: Tensor = self.head(*parts)
+        logits: Tensor = self.position(self.head(*parts), batch)
         return logits

@@ -15,7 +15,15 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, History, HistoryInputs, LogitHead, TransformerLayer, xavier_
+from hotbed.models.layers import (
+    MLP,
+    History,
+    HistoryInputs,
+    LogitHead,
+    PositionTerm,
+    TransformerLayer,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 from hotbed.models.layers.inputs import Histories
 
@@ -85,6 +93,7 @@ class BST(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -98,7 +107,7 @@ class BST(nn.Module):
             else:
                 total = torch.bmm(mask.unsqueeze(1), outputs).squeeze(1)
                 parts.append(total / mask.sum(1, keepdim=True))
-        logits: Tensor = self.head(self.mlp(torch.cat(parts, dim=1)))
+        logits: Tensor = self.position(self.head(self.mlp(torch.cat(parts, dim=1))), batch)
         return logits
 
 

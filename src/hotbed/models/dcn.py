@@ -19,6 +19,7 @@ from hotbed.models.layers import (
     CrossNetV2,
     FeatureInputs,
     LogitHead,
+    PositionTerm,
     xavier_,
 )
 from hotbed.models.layers.dense import Activation
@@ -68,6 +69,7 @@ class DCN(nn.Module):
                 width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
             )
         self.head = LogitHead([width, *hidden[-1:]])
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -76,7 +78,7 @@ class DCN(nn.Module):
         parts = [self.cross(flat)]
         if self.mlp is not None:
             parts.append(self.mlp(flat))
-        logits: Tensor = self.head(*parts)
+        logits: Tensor = self.position(self.head(*parts), batch)
         return logits
 
 
@@ -142,6 +144,7 @@ class DCNv2(nn.Module):
         if self.stacked:
             widths = widths[-1:]
         self.head = LogitHead(widths)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -154,5 +157,5 @@ class DCNv2(nn.Module):
             parts = [self.mlp(crossed)]
         else:
             parts = [crossed, self.mlp(flat)]
-        logits: Tensor = self.head(*parts)
+        logits: Tensor = self.position(self.head(*parts), batch)
         return logits

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, FeatureInputs, FMInteraction, LinearTerm, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    FeatureInputs,
+    FMInteraction,
+    LinearTerm,
+    LogitHead,
+    PositionTerm,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
@@ -63,11 +71,13 @@ class DeepFM(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
         flat = self.inputs(batch)
         pairs = self.interaction(self.inputs.fields(flat))
-        logits: Tensor = self.linear(batch) + pairs + self.head(self.mlp(flat))
-        return logits
+        logits = self.linear(batch) + pairs + self.head(self.mlp(flat))
+        placed: Tensor = self.position(logits, batch)
+        return placed

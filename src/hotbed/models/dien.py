@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import AUGRU, MLP, History, HistoryInputs, LogitHead, xavier_
+from hotbed.models.layers import (
+    AUGRU,
+    MLP,
+    History,
+    HistoryInputs,
+    LogitHead,
+    PositionTerm,
+    xavier_,
+)
 from hotbed.models.layers.activation import masked_softmax
 from hotbed.models.layers.dense import Activation
 from hotbed.models.layers.inputs import Histories
@@ -72,6 +80,7 @@ class DIEN(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -80,7 +89,7 @@ class DIEN(nn.Module):
         parts = [flat]
         for evolution, history in zip(self.evolutions, histories, strict=True):
             parts.append(evolution(history))
-        logits: Tensor = self.head(self.mlp(torch.cat(parts, dim=1)))
+        logits: Tensor = self.position(self.head(self.mlp(torch.cat(parts, dim=1))), batch)
         return logits
 
 

@@ -20,6 +20,7 @@ from hotbed.models.layers import (
     DotAttentionPooling,
     HistoryInputs,
     LogitHead,
+    PositionTerm,
     xavier_,
 )
 from hotbed.models.layers.dense import Activation
@@ -102,6 +103,7 @@ class DIN(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -118,7 +120,9 @@ class DIN(nn.Module):
                 self._packed(pooling, history)
                 for pooling, history in zip(self.poolings, packed, strict=True)
             ]
-        logits: Tensor = self.head(self.mlp(torch.cat([flat, *pooled], dim=1)))
+        logits: Tensor = self.position(
+            self.head(self.mlp(torch.cat([flat, *pooled], dim=1))), batch
+        )
         return logits
 
     def _packed(self, pooling: nn.Module, history: PackedHistory) -> Tensor:

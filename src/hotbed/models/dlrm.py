@@ -13,7 +13,14 @@ from hotbed import checks
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, DotInteraction, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import (
+    MLP,
+    DotInteraction,
+    FeatureInputs,
+    LogitHead,
+    PositionTerm,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
@@ -76,6 +83,7 @@ class DLRM(nn.Module):
             width = self.dot.output_dim + dim * (self.bottom is not None)
         self.top = MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.head = LogitHead(self.top.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -92,5 +100,5 @@ class DLRM(nn.Module):
             parts = [fields.flatten(1)]
         else:
             parts.append(self.dot(fields))
-        logits: Tensor = self.head(self.top(torch.cat(parts, dim=1)))
+        logits: Tensor = self.position(self.head(self.top(torch.cat(parts, dim=1))), batch)
         return logits

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import MLP, FeatureInputs, LogitHead, PositionTerm, xavier_
 from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ class DNN(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        logits: Tensor = self.head(self.mlp(self.inputs(batch)))
+        logits: Tensor = self.position(self.head(self.mlp(self.inputs(batch))), batch)
         return logits

@@ -12,7 +12,7 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, FeatureInputs, JointLogit, LogitHead, xavier_
+from hotbed.models.layers import MLP, FeatureInputs, JointLogit, LogitHead, PositionTerm, xavier_
 from hotbed.models.layers.dense import Activation
 from hotbed.models.tasks import events_of
 
@@ -75,6 +75,7 @@ class ESMM(nn.Module):
         top = [width, *hidden][-1]
         self.heads = nn.ModuleDict({task: LogitHead(top) for task in self.tasks})
         self.joint = JointLogit()
+        self.position = PositionTerm(schema, self.tasks)
         xavier_(self)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -86,7 +87,8 @@ class ESMM(nn.Module):
         for task in self.tasks[1:]:
             conditional = self.heads[task](self.towers[task](flat))
             before = logits[task] = self.joint(before, conditional)
-        return logits
+        placed: dict[str, Tensor] = self.position(logits, batch)
+        return placed
 
     def head_rates(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Return the shares that heads predict for shares of labels: those after the event before.

@@ -17,6 +17,7 @@ from hotbed.models.layers import (
     FeatureGate,
     FeatureInputs,
     LogitHead,
+    PositionTerm,
     xavier_,
 )
 from hotbed.models.layers.dense import Activation
@@ -87,6 +88,7 @@ class FinalMLP(nn.Module):
             sizes.append(stream.output_dim)
         self.product = BilinearProduct(sizes, num_heads=num_heads)
         self.head = LogitHead(sizes)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -99,5 +101,5 @@ class FinalMLP(nn.Module):
                 context = self.inputs.select(flat, names) if names else None
                 features = self.gates[number](flat, context)
             outputs.append(stream(features))
-        logits: Tensor = self.head(*outputs) + self.product(*outputs)
+        logits: Tensor = self.position(self.head(*outputs) + self.product(*outputs), batch)
         return logits

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import FeatureInputs, FMInteraction, LinearTerm, xavier_
+from hotbed.models.layers import FeatureInputs, FMInteraction, LinearTerm, PositionTerm, xavier_
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -41,10 +41,11 @@ class FM(nn.Module):
         self.inputs = FeatureInputs(schema, tables)
         self.inputs.equal_dim("FM")
         self.interaction = FMInteraction()
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
         fields = self.inputs.fields(self.inputs(batch))
-        logits: Tensor = self.linear(batch) + self.interaction(fields)
+        logits: Tensor = self.position(self.linear(batch) + self.interaction(fields), batch)
         return logits

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import LinearTerm, xavier_
+from hotbed.models.layers import LinearTerm, PositionTerm, xavier_
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -35,9 +35,10 @@ class LR(nn.Module):
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
         super().__init__()
         self.linear = LinearTerm(schema, tables)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        logits: Tensor = self.linear(batch)
+        logits: Tensor = self.position(self.linear(batch), batch)
         return logits

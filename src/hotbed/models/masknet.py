@@ -13,7 +13,15 @@ from hotbed import checks
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, FeatureInputs, FieldNorm, LogitHead, MaskBlock, xavier_
+from hotbed.models.layers import (
+    MLP,
+    FeatureInputs,
+    FieldNorm,
+    LogitHead,
+    MaskBlock,
+    PositionTerm,
+    xavier_,
+)
 from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
@@ -85,6 +93,7 @@ class MaskNet(nn.Module):
             self.mlp = MLP(num_blocks * block_width, hidden, activation=activation, dropout=dropout)
             last = self.mlp.output_dim
         self.head = LogitHead(last)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -97,5 +106,5 @@ class MaskNet(nn.Module):
                 x = block(x, flat)
         else:
             x = self.mlp(torch.cat([block(x, flat) for block in self.blocks], dim=1))
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.position(self.head(x), batch)
         return logits

@@ -13,7 +13,7 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, ExpertMixture, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import MLP, ExpertMixture, FeatureInputs, LogitHead, PositionTerm, xavier_
 from hotbed.models.layers.dense import Activation
 from hotbed.models.tasks import tasks_of
 
@@ -83,6 +83,7 @@ class MMoE(nn.Module):
         self.heads = nn.ModuleDict(
             {task: LogitHead([mixed, *tower_hidden][-1]) for task in self.tasks}
         )
+        self.position = PositionTerm(schema, self.tasks)
         xavier_(self)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -93,4 +94,5 @@ class MMoE(nn.Module):
         for task in self.tasks:
             mixed = self.mixture(self.gates[task](flat), experts)
             logits[task] = self.heads[task](self.towers[task](mixed))
-        return logits
+        placed: dict[str, Tensor] = self.position(logits, batch)
+        return placed

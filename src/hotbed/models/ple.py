@@ -14,7 +14,7 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import MLP, ExpertMixture, FeatureInputs, LogitHead, xavier_
+from hotbed.models.layers import MLP, ExpertMixture, FeatureInputs, LogitHead, PositionTerm, xavier_
 from hotbed.models.layers.dense import Activation
 from hotbed.models.tasks import tasks_of
 
@@ -92,6 +92,7 @@ class PLE(nn.Module):
         self.towers = nn.ModuleDict({task: mlp(width, tower_hidden) for task in self.tasks})
         top = [width, *tower_hidden][-1]
         self.heads = nn.ModuleDict({task: LogitHead(top) for task in self.tasks})
+        self.position = PositionTerm(schema, self.tasks)
         xavier_(self)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -101,7 +102,9 @@ class PLE(nn.Module):
         shared = flat
         for level in self.levels:
             of_tasks, shared = level(of_tasks, shared)
-        return {task: self.heads[task](self.towers[task](of_tasks[task])) for task in self.tasks}
+        logits = {task: self.heads[task](self.towers[task](of_tasks[task])) for task in self.tasks}
+        placed: dict[str, Tensor] = self.position(logits, batch)
+        return placed
 
 
 class _Level(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import FeatureInputs, LogitHead, QuadraticNet, xavier_
+from hotbed.models.layers import FeatureInputs, LogitHead, PositionTerm, QuadraticNet, xavier_
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -57,9 +57,10 @@ class QNN(nn.Module):
             width, num_layers, num_rows=num_rows, dropout=dropout, batch_norm=batch_norm
         )
         self.head = LogitHead(width)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        logits: Tensor = self.head(self.quadratic(self.inputs(batch)))
+        logits: Tensor = self.position(self.head(self.quadratic(self.inputs(batch))), batch)
         return logits

@@ -14,7 +14,14 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import FeatureInputs, LogitHead, TokenFeedForward, TokenMixing, xavier_
+from hotbed.models.layers import (
+    FeatureInputs,
+    LogitHead,
+    PositionTerm,
+    TokenFeedForward,
+    TokenMixing,
+    xavier_,
+)
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -74,6 +81,7 @@ class RankMixer(nn.Module):
             hidden = expansion * width
             self.feed_forwards.append(TokenFeedForward(len(self.groups), width, hidden=hidden))
         self.head = LogitHead(width)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -90,7 +98,7 @@ class RankMixer(nn.Module):
         for mixing_norm, feed_forward, norm in blocks:
             mixed = mixing_norm(self.mixing(tokens) + tokens)
             tokens = norm(feed_forward(mixed) + mixed)
-        logits: Tensor = self.head(tokens.mean(1))
+        logits: Tensor = self.position(self.head(tokens.mean(1)), batch)
         return logits
 
 

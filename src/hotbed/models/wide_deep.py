@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
-from hotbed.models.layers import MLP, FeatureInputs, LinearTerm, LogitHead, xavier_
+from hotbed.models.layers import MLP, FeatureInputs, LinearTerm, LogitHead, PositionTerm, xavier_
 from hotbed.models.layers.dense import Activation
 
 if TYPE_CHECKING:
@@ -61,9 +61,12 @@ class WideDeep(nn.Module):
             batch_norm=batch_norm,
         )
         self.head = LogitHead(self.mlp.output_dim)
+        self.position = PositionTerm(schema)
         xavier_(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
-        logits: Tensor = self.wide(batch) + self.head(self.mlp(self.inputs(batch)))
+        logits: Tensor = self.position(
+            self.wide(batch) + self.head(self.mlp(self.inputs(batch))), batch
+        )
         return logits

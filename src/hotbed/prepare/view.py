@@ -14,7 +14,7 @@ from hotbed.connectors.read_plan import ReadPlan
 from hotbed.data import numbers
 from hotbed.data.columns import Columns, transformed
 from hotbed.data.context import BadRows
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Dense, DisplayPosition, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import JoinGroupby, TimeOfDay, Transform
 from hotbed.memory import return_free_memory
 from hotbed.prepare.keyed.encodings import Encoding
@@ -134,6 +134,8 @@ class View:
                 numbers.weight(column, raw)
             elif isinstance(column, Time):
                 numbers.time(column, raw)
+            elif isinstance(column, DisplayPosition):
+                numbers.display_position(column, raw)
             elif isinstance(column, (Dense, Id)):
                 _check_feature(column, context)
 

@@ -17,6 +17,7 @@ from hotbed.data import (
     Batch,
     Cross,
     Dense,
+    DisplayPosition,
     Encoder,
     Extract,
     Hash,
@@ -30,7 +31,7 @@ from hotbed.data import (
     Transform,
     Weight,
 )
-from hotbed.errors import ConfigError, DecodeError, SchemaError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
 
@@ -377,6 +378,20 @@ def test_what_columns_held_is_remembered_and_held_to() -> None:
     ):
         served(Memory({**row, "a": [[1, 2]]}).table, labels=False)
     served(Memory({**row, "a": pa.array([None]), "f": pa.array([[7]])}).table, labels=False)
+
+
+def test_places_count_from_the_first_one_and_the_last_stands_for_later_ones() -> None:
+    schema = Schema([Label("y"), Dense("x"), DisplayPosition("shown", "rank", first=1, size=3)])
+    rows = pa.table({"y": [1] * 5, "x": [0.5] * 5, "rank": [1, 2, 3, 70, None]})
+    assert Encoder(schema)(rows).dense["shown"].tolist() == [0, 1, 2, 2, -1]
+    assert list(Encoder(schema)(rows.drop(["rank"]), labels=False).dense) == ["x"]
+    assert Schema.from_json(schema.to_json()) == schema
+    for wrong in (0, 1.5, -3):
+        bad = pa.table({"y": [1], "x": [0.5], "rank": [wrong]})
+        with pytest.raises(DataError, match="'shown': expected whole numbers from 1 on, got"):
+            Encoder(schema)(bad)
+    with pytest.raises(ConfigError, match="more than one DisplayPosition"):
+        Schema([DisplayPosition("a"), DisplayPosition("b")])
 
 
 def test_serving_needs_no_labels_weights_or_times() -> None:

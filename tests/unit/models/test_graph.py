@@ -664,6 +664,7 @@ WITHOUT_A_NAME = {
     "HistoryInputs",
     "LinearTerm",
     "PadSequence",
+    "PositionTerm",
     "ReLUDropout",
     "xavier_",
 }

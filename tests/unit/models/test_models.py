@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -185,6 +186,30 @@ def test_every_model_learns(name: str) -> None:
     auc.update(torch.sigmoid(logits), test.labels["y"])
     assert loss < first
     assert auc.eval() > 0.9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_the_effect_of_the_place_where_an_item_was_shown(name: str) -> None:
+    """Of the first place, of a missing one, and without places there is none."""
+    samples = batch(4)
+    places = {"shown": torch.tensor([0.0, 2.0, -1.0, 1.0])}
+    shown = replace(samples, dense={**samples.dense, **places})
+    for form in ("additive", "factor"):
+        column = hb.DisplayPosition("shown", form=form, size=3)
+        schema = hb.Schema([*SCHEMA.columns, column])
+        model = make(name, schema).eval()
+        effects = torch.tensor([-1.0, 2.0]).unsqueeze(1).expand_as(model.position.effects)
+        model.position.effects.data.copy_(effects)
+        before = by_label(model(samples))
+        for label, logits in by_label(model(shown)).items():
+            effect = torch.tensor([0.0, 2.0, 0.0, -1.0])
+            expected = before[label] + effect
+            if form == "factor":
+                looked = torch.tensor(
+                    [1.0, torch.sigmoid(effect[1]), 1.0, torch.sigmoid(effect[3])]
+                )
+                expected = torch.logit(torch.sigmoid(before[label]) * looked)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -168,6 +168,31 @@ def test_each_kind_of_value_scores_again_to_the_same_bits(tmp_path: Path) -> Non
     check_logged(tmp_path / "export", tmp_path / "log", requests)
 
 
+def test_a_place_that_a_request_brings_is_logged_and_changes_no_score(tmp_path: Path) -> None:
+    shown = hb.DisplayPosition("position", form="factor", size=4)
+    schema = hb.Schema([hb.Label("label"), hb.Id("item"), shown])
+    model = hb.RecModel(hb.models.LR(schema, hb.make_tables(schema, dim=4)), "bce", "adam")
+    rows = {"item": np.arange(60), "label": np.arange(60) % 2, "position": np.arange(60) % 5}
+    model.fit(hb.Dataset(hb.sources.Memory(rows), schema, 8), progress=False)
+    model.export(tmp_path / "export")
+    assert model.network.position.effects.detach().abs().max() > 0
+    assert hb.InferenceSession(tmp_path / "export").model.schema.display_position == shown
+    items = {"item": np.arange(3)}
+    orders = np.array([[2, 0, 1], [0, 2, 1]])
+    check_logged(
+        tmp_path / "export",
+        tmp_path / "log",
+        [({**items, "position": each}, {}) for each in orders],
+    )
+    rows = read_log(tmp_path / "log" / "m")
+    assert [row["served_position"] for row in rows] == [0, 1, 2] * 2
+    assert {tuple(row["position"] for row in rows[n : n + 3]) for n in (0, 3)} == set(
+        map(tuple, orders.tolist())
+    )
+    scores = hb.InferenceSession(tmp_path / "export").predict(items)
+    assert [row["score"] for row in rows] == [*scores.tolist(), *scores.tolist()]
+
+
 def test_a_request_id_that_no_header_can_hold_is_encoded_or_left_out(
     logging: Running, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ from hotbed.data.schema import Schema
 from hotbed.models.graph.description import Node, read_description
 from hotbed.models.graph.inputs import GraphInputs
 from hotbed.models.graph.kinds import NUM_ROWS, inferred, made, shape_text
+from hotbed.models.layers import PositionTerm
 from hotbed.pictures.boxes import Box, draw, text_lines
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Graph(nn.Module):
                 got = f"{name} {shape_text(shapes[name])}"
                 raise place.key(label).error("not [n] or [n, 1]", got, advice)
         self._single = len(labels) == 1
+        self.position = PositionTerm(schema, list(network.outputs))
         self.shapes = {name: shape_text(shape) for name, shape in shapes.items()}
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
@@ -97,7 +99,8 @@ class Graph(nn.Module):
                 outputs = (outputs,)
             tensors.update(zip(node.outputs, outputs, strict=True))
         logits = {label: tensors[name].flatten() for label, name in self._network.outputs.items()}
-        return next(iter(logits.values())) if self._single else logits
+        placed: dict[str, Tensor] = self.position(logits, batch)
+        return next(iter(placed.values())) if self._single else placed
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that the network was built from."""

@@ -36,7 +36,13 @@ from hotbed.models.layers.dense import (
     ReLUDropout,
     xavier_,
 )
-from hotbed.models.layers.inputs import FeatureInputs, History, HistoryInputs, LinearTerm
+from hotbed.models.layers.inputs import (
+    FeatureInputs,
+    History,
+    HistoryInputs,
+    LinearTerm,
+    PositionTerm,
+)
 from hotbed.models.layers.interaction import (
     BilinearProduct,
     CrossNet,
@@ -118,6 +124,7 @@ __all__ = [
     "MatrixMultiply",
     "MultiHeadAttention",
     "PadSequence",
+    "PositionTerm",
     "QuadraticNet",
     "ReLUDropout",
     "ReduceMean",

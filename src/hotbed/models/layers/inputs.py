@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from hotbed.embedding.modules import EmbeddingCollection, Feature
 from hotbed.embedding.tables import check_table
 from hotbed.errors import ConfigError, RowShapeError, SchemaError
 from hotbed.models.layers.sequence import PadSequence
+from hotbed.models.layers.tasks import JointLogit
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -275,6 +276,55 @@ class LinearTerm(nn.Module):
                 dense_matrix(batch, self.dense_columns).to(self.bias.device)
             ).squeeze(-1)
         return logit
+
+
+class PositionTerm(nn.Module):
+    """The effect of the place at which an item was shown, on the logits of a network.
+
+    Without a `DisplayPosition` in the schema, and for batches without places, as in serving,
+    logits are as they were. Each label has effects of its own; see `DisplayPosition` for the two
+    forms and their sources.
+
+    Args:
+        schema: the columns of the data.
+        labels: the names of the outputs; empty = one without a name.
+
+    Attributes:
+        effects: [places, labels] without the first place: numbers that are added to the logit, or
+            the logits of being looked at.
+    """
+
+    def __init__(self, schema: Schema, labels: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.column = schema.display_position
+        if self.column is not None:
+            shape = (self.column.size - 1, max(1, len(self.labels)))
+            self.effects = nn.Parameter(torch.zeros(shape))
+            self.joint = JointLogit()
+
+    def forward(self, outputs: Any, batch: Batch) -> Any:
+        """Logits [n], or by label, and their batch -> logits at the places of the batch."""
+        if self.column is None or self.column.name not in batch.dense:
+            return outputs
+        places = torch.as_tensor(batch.dense[self.column.name]).to(self.effects.device)
+        if not isinstance(outputs, Mapping):
+            return self._at(places, outputs, 0)
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        return {
+            label: self._at(places, logits, numbers[label]) for label, logits in outputs.items()
+        }
+
+    def _at(self, places: Tensor, logits: Tensor, number: int) -> Tensor:
+        """Return the logits of one label at places, -1 where they are missing."""
+        assert self.column is not None
+        is_later = places > 0
+        index = (places.long() - 1).clamp_min(0)
+        effects = nn.functional.embedding(index, self.effects[:, number : number + 1]).squeeze(1)
+        later = logits + effects
+        if self.column.form == "factor":
+            later = self.joint(logits, effects)
+        return torch.where(is_later, later, logits)
 
 
 def dense_matrix(batch: Batch, names: list[str]) -> Tensor:

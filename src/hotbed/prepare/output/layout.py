@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from hotbed.data.arrow_types import is_list
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, transformed
-from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, DisplayPosition, Id, Label, Schema, Time, Weight
 from hotbed.data.transforms import Bucketize, Cross, Hash, Map, TimeOfDay
 
 _TIME = pa.timestamp("us", "UTC")
@@ -75,6 +75,8 @@ class Layout:
                 columns[name] = _array(ids, ids.values, is_bag)
                 if column.weights is not None:
                     columns[weights_name(column)] = _array(ids, ids.weights, is_bag)
+            elif isinstance(column, DisplayPosition):
+                columns[name] = pa.array(batch.dense[name], mask=batch.dense[name] < 0)
             elif isinstance(column, Dense):
                 columns[name] = _dense_array(batch.dense[name])
             elif isinstance(column, Label):
@@ -135,6 +137,8 @@ def _prepared(column: Column) -> Column:
         return Time(column.name)
     if isinstance(column, Weight):
         return Weight(column.name)
+    if isinstance(column, DisplayPosition):
+        return replace(column, column=None, first=0)
     if isinstance(column, Dense):
         return Dense(column.name, width=column.width)
     assert isinstance(column, Id)

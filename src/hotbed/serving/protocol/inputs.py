@@ -202,8 +202,9 @@ class ModelInputs:
         self._shapes = shapes or {}
         self.names = schema.raw_columns(labels=False)
         self.allowed = set(self.names)
-        if schema.time is not None:
-            self.allowed.add(schema.time.source)
+        for column in (schema.time, schema.display_position):
+            if column is not None:  # the log of requests keeps it, and scores do not depend on it
+                self.allowed.add(column.source)
         self._optional = [feature.source for feature in schema.kept_features]
         if schema.time is not None and schema.kept:
             self._optional.append(schema.time.source)

@@ -68,14 +68,15 @@ def rescore(log: RequestLog, session: InferenceSession) -> list[Rescored]:
             f"{log.where}: the log lacks columns that the model needs, got {sorted(names)}. "
             f"{missing} were left out when it was written (log_omit), or are of another model."
         )
-    for request in _requests(log, own_name("position", inputs)):
-        version = request[own_name("version", inputs)][0].as_py()
-        digest = request[own_name("digest", inputs)][0].as_py()
+    asked = {name for name in names if own_name(name, (name,)) in names}  # also beside the inputs
+    for request in _requests(log, own_name("position", asked)):
+        version = request[own_name("version", asked)][0].as_py()
+        digest = request[own_name("digest", asked)][0].as_py()
         scores = session.ask({name: request[name] for name in inputs}).outputs
         comparison = comparisons.setdefault((version, digest), Rescored(version, digest))
         for label, again in scores.items():
             column = "score" if len(scores) == 1 else f"score_{label}"
-            logged = _scores(log, request, own_name(column, inputs))
+            logged = _scores(log, request, own_name(column, asked))
             comparison.add(logged.reshape(again.shape), again)
     return [comparisons[key] for key in sorted(comparisons)]
 
