@@ -143,6 +143,8 @@ class Job:
             largest power of two up to 8 with at least 512 samples a grain. None: `"auto"` on
             several ranks, else 1.
         output: folder or URL of the model and the report.
+        average: the share that a step keeps of moving averages of the dense parameters, as in
+            `RecModel`; None: the weights themselves are evaluated, saved and published.
         seed: of initial rows, dense parameters, shuffles and dropout.
         classes: digests of the sources of classes of other packages, by kind. The job.json of a run
             has them; with other sources the job is wrong.
@@ -171,6 +173,7 @@ class Job:
     checkpoint: Mapping[str, Any] = field(default_factory=lambda: {"every_seconds": 60.0})
     fit: Fit = field(default_factory=Fit)
     grains: int | Literal["auto"] | None = None
+    average: float | None = None
     output: str = "runs/job"
     seed: int = 0
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -355,6 +358,7 @@ class Job:
             amp_level=self.fit.amp_level,
             compile=None if self.fit.compile is None else Compile(self.fit.compile),
             grains=grains,
+            average=self.average,
             device=device,
         )
 

@@ -8,12 +8,11 @@ labels as mappings by label. Penalties of weights are `l1` and `l2` of the optim
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +40,8 @@ def __dir__() -> list[str]:
 
 
 T = TypeVar("T", Tensor, float)
+_TINY = 1e-8
+"""Added to a loss whose logarithm is taken: that of a batch without a label may be 0."""
 
 
 class Loss(ABC):
@@ -244,8 +245,14 @@ class MultiTask:
             difference of the two probabilities is added to its loss, mean over samples. Their
             losses are `BCE` or `Focal`.
         order_weight: factor of these differences.
+        weighting: "fixed": the losses are added. "uncertainty": the sum of (1 + log(2 L)) / 2 over
+            the losses L, so that each gradient is divided by its own loss, and labels of large
+            losses do not drown the others. By grains, the losses are those of a grain.
 
-    Source: of `order`, the calibrator of Xi et al., "Modeling the Sequential Dependence among
+    Source: of "uncertainty", Kendall et al., "Multi-Task Learning Using Uncertainty to Weigh Losses
+        for Scene Geometry and Semantics", CVPR 2018: L / s^2 + log s with the variance s^2 at its
+        optimum 2 L, as in Kirchdorfer et al., "Analytical Uncertainty-Based Loss Weighting in
+        Multi-Task Learning", GCPR 2024; of `order`, the calibrator of Xi et al., "Modeling the Sequential Dependence among
         Audience Multi-step Conversions with Multi-task Learning in Targeted Display Advertising"
         (AITM), KDD 2021, equation 8.
 
@@ -259,6 +266,7 @@ class MultiTask:
     weights: Mapping[str, float] = field(default_factory=dict)
     order: Sequence[str] = ()
     order_weight: float = 0.6
+    weighting: Literal["fixed", "uncertainty"] = "fixed"
 
     def __post_init__(self) -> None:
         if not self.losses:
@@ -273,6 +281,7 @@ class MultiTask:
                 )
         for name, weight in self.weights.items():
             checks.finite_number(f"MultiTask.weights.{name}", weight, least=0)
+        checks.one_of("MultiTask.weighting", self.weighting, ("fixed", "uncertainty"))
         checks.finite_number("MultiTask.order_weight", self.order_weight, least=0)
         for name in self.order:
             if not isinstance(self.losses.get(name), (BCE, Focal)):
@@ -308,14 +317,19 @@ class MultiTask:
                     f"{sorted(prediction)}, labels {sorted(label)}. "
                     "Give a loss for each output of the network that has a label."
                 )
-        parts = {
-            name: loss(prediction[name], label[name], weight) * self.weights.get(name, 1.0)
-            for name, loss in self.losses.items()
-        }
-        for before, name in itertools.pairwise(self.order):
-            excess = torch.sigmoid(prediction[name]) - torch.sigmoid(prediction[before])
-            excess = _sum(torch.relu(excess.float()), weight) / max(len(excess), 1)
-            parts[name] = parts[name] + excess * self.order_weight
+        earlier = dict(zip(self.order[1:], self.order, strict=False))
+        parts: dict[str, Tensor] = {}
+        for name, loss in self.losses.items():
+            part = loss(prediction[name], label[name], weight)
+            factor = self.weights.get(name, 1.0)
+            excess = part.new_zeros(())
+            if name in earlier:
+                excess = _excess(prediction[name], prediction[earlier[name]], weight)
+            excess = excess * self.order_weight
+            if self.weighting == "uncertainty":
+                parts[name] = 0.5 * (1.0 + torch.log(2.0 * (part + excess) + _TINY)) * factor
+            else:
+                parts[name] = part * factor + excess
         return parts
 
 
@@ -338,6 +352,12 @@ def correct_sampling(logit: T, negative_rate: float) -> T:
     """
     checks.finite_number("negative_rate", negative_rate, above=0, most=1)
     return logit + math.log(negative_rate)
+
+
+def _excess(logits: Tensor, before: Tensor, weight: Tensor | None) -> Tensor:
+    """Return by how much an event is more likely than the one before it, mean over samples."""
+    difference = torch.sigmoid(logits.float()) - torch.sigmoid(before.float())
+    return _sum(torch.relu(difference), weight) / max(len(difference), 1)
 
 
 def _sum(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of dense parameters and of rows, learning-rate schedules, mixed precision.
 
+average.py      moving averages of dense parameters, which a network has between its steps
 closure.py      the closure of `Optimizer.step`, which torch's optimizers take, too
 combined.py     CombinedOptimizer: one torch optimizer over dense parameters and rows of tables
 dense.py        the optimizer of the dense parameters

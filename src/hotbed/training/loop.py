@@ -234,6 +234,7 @@ def _marked(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        run.learner.forget()
         run.fail(error, whole=False)
         raise
 

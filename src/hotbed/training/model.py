@@ -116,6 +116,9 @@ class RecModel:
         device: where the dense part computes, such as "cuda" or "cuda:1"; the network, the loss and
             `eval_network` are moved there. Rows of tables stay where they are. None: where the
             network is. See docs/devices.md.
+        average: the share that a step keeps of moving averages of the dense parameters, such as
+            0.999. The network then has these averages between its steps: they are what is
+            evaluated, saved, published and exported. None: the network has the weights themselves.
 
     Raises:
         ConfigError: (a ValueError) arguments cannot work together, or there is no such device.
@@ -142,6 +145,7 @@ class RecModel:
         grains: int = 1,
         whole_tables: Sequence[str] = (),
         device: str | torch.device | None = None,
+        average: float | None = None,
     ) -> None:
         connect_ranks(grains)
         check_network(network)
@@ -167,6 +171,8 @@ class RecModel:
         }
         if grains > 1:
             self._arguments["grains"] = grains
+        if average is not None:
+            self._arguments["average"] = average
         if eval_network is None or isinstance(eval_network, Parted):
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
@@ -186,6 +192,16 @@ class RecModel:
         self.learner = make_learner(
             network, self._criterion, optimizer, division, self._precision, amp_level, compile
         )
+        if average is not None:
+            self._keep_average(average)
+
+    def _keep_average(self, decay: float) -> None:
+        if isinstance(self.learner, SelfUpdating):
+            raise ConfigError(
+                f"average: without an optimizer the network updates itself, got {decay}. Give an "
+                "optimizer, or leave it out."
+            )
+        self.learner.keep_average(decay)
 
     @at("fit")
     def fit(
@@ -653,6 +669,8 @@ class RecModel:
         is_own = scorer.criterion is not None and not scorer.has_own_outputs
         if goal.depth and is_own and not by_training:
             obstacle = obstacle_to_one_pass(self.network, self.tables.values())
+            if "average" in self._arguments:
+                obstacle = "the network learns other weights than their averages, which score"
             by_training = not obstacle
             if obstacle:
                 log.info("each batch is scored before it is mapped: %s", obstacle)

@@ -265,6 +265,28 @@ def test_events_in_order_cost_what_a_later_one_exceeds_the_one_before_it() -> No
             MultiTask({**losses, "price": MSE()}, order=order)
 
 
+def test_uncertainty_weighs_as_kendalls_objective_at_its_optimum() -> None:
+    """Beside the paper's objective, whose log-variance is the best one of a grid."""
+    logits = {name: torch.randn(20, requires_grad=True) for name in ("click", "price")}
+    labels = {"click": draw()[1], "price": 100 * torch.rand(20)}
+    losses = {"click": BCE(), "price": MSE()}
+    loss = MultiTask(losses, {"price": 3.0}, weighting="uncertainty")
+    value = loss(logits, labels)
+    mine = torch.autograd.grad(value, list(logits.values()))
+    total = torch.zeros(())
+    grid = torch.linspace(-5, 12, 170_001)
+    for name, factor in (("click", 1.0), ("price", 3.0)):
+        part = losses[name](logits[name], labels[name])
+        best = grid[torch.argmin(part.detach() / grid.exp() + grid / 2)]
+        total = total + factor * (part / best.exp() + best / 2)
+    theirs = torch.autograd.grad(total, list(logits.values()))
+    assert value.item() == pytest.approx(total.item(), rel=1e-4)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-7)
+    empty = {name: torch.zeros(0) for name in logits}
+    assert math.isfinite(loss(empty, empty))
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_every_loss_is_found_by_name_and_describes_itself(cls: type[Loss]) -> None:
     assert get_loss(config.kind_of(cls)) == cls()

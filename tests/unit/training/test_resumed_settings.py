@@ -1100,6 +1100,7 @@ FIELDS: dict[str, list[FieldCase]] = {
             model(loss=LOSSES.MultiTask({"label": LOSSES.MSE()})),
         ),
         FieldCase("`grains`", model(), model(grains=2)),
+        FieldCase("`average`", model(average=0.9), model(average=0.99), "takes"),
         FieldCase("metrics", model(), model(metrics={"auc"}), "takes"),
         FieldCase("the dense optimizer: `lr`", model(optimizer=hb.Adam(lr=0.1)), model(), "takes"),
         FieldCase(

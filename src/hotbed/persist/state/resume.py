@@ -46,6 +46,7 @@ FIELDS: tuple[tuple[str, Decision], ...] = (
     ("metrics", "accept"),
     ("metrics.*", "accept"),
     ("amp_level", "accept"),
+    ("average", "accept"),
     ("compile", "accept"),
     ("compile.*", "accept"),
     ("run.*", "accept"),

@@ -20,6 +20,7 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.modules import device_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.optim.average import WeightAverage
 from hotbed.optim.held import optimizers_of, schedules_of
 from hotbed.optim.precision import AmpPrecision, Compile
 from hotbed.optim.sparse import SparseOptimizer
@@ -135,8 +136,23 @@ class StepLearner:
             self.network_pass.call = way.compiled(network)
         elif adapter_of(network) is not None or looks_up_once(network):
             self.planner = Planner.of(network)
+        self.average: WeightAverage | None = None
         self.forward = self.passes.forward
         self.backward = self.passes.backward
+
+    def keep_average(self, decay: float) -> None:
+        """Let the network have averages of its dense parameters between steps.
+
+        Raises:
+            ConfigError: the decay is not between 0 and 1, or the parameters cannot be averaged.
+        """
+        self.average = WeightAverage(self.dense, decay)
+        self.forward = self._forward_of_weights
+
+    def _forward_of_weights(self, example: Example) -> Tensor:
+        assert self.average is not None
+        self.average.begin_step()
+        return self.passes.forward(example)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
@@ -249,6 +265,8 @@ class StepLearner:
         self.shard.enter("update")
         for optimizer in self._optimizers:
             optimizer.step()
+        if self.average is not None:
+            self.average.end_step()
         self.forget()
         if self.network_pass.scaler is not None:
             self.network_pass.scaler.update()
@@ -275,8 +293,10 @@ class StepLearner:
         return totals
 
     def forget(self) -> None:
-        """Drop every gradient."""
+        """Drop every gradient, and with it the step that it was of."""
         self.network_pass.forget()
+        if self.average is not None:
+            self.average.leave_step()
 
     def _unscale_rows(self, factor: float) -> None:
         for parameter in self.network_pass.row_parameters:  # on the host, also of other devices

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving averages of dense parameters, which a network has between its training steps."""
+
+from __future__ import annotations
+
+import torch
+
+from hotbed import checks
+from hotbed.errors import ConfigError
+
+WEIGHTS = "averaged_weights"
+"""The entry of an optimizer's state of a parameter that its weights, or their average, lie in."""
+LINE = 64
+"""Bytes at whose multiples torch allocates; the bits of some products depend on it."""
+
+
+class WeightAverage:
+    """The exponential moving average of the parameters of an optimizer.
+
+    Between two steps the parameters are the averages: so they are scored, saved, published and
+    exported without knowing of it. In a step they are the weights that the optimizer learns. The
+    other ones lie in the optimizer's state, which is saved with it.
+
+    Args:
+        optimizer: of the parameters.
+        decay: the share of the average that a step keeps: average = decay * average + (1 - decay) *
+            weights. The first step begins it.
+
+    Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None, decay: float) -> None:
+        checks.finite_number("average", decay, above=0, below=1)
+        if optimizer is None:
+            raise ConfigError(
+                f"average: there is no dense parameter that an optimizer learns, got {decay}. "
+                "Leave it out, or give dense parameters and their optimizer."
+            )
+        self._optimizer = optimizer
+        self._decay = decay
+        self._is_within_step = False
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        half = {str(p.dtype) for p in parameters if p.dtype != torch.float32}
+        if half:
+            raise ConfigError(
+                f"average: weights of {', '.join(sorted(half))} would lose it to rounding, got "
+                f"{decay}. Give another amp_level, such as O2."
+            )
+        self._parameters = parameters
+
+    def begin_step(self) -> None:
+        """Give the network the weights that are learned."""
+        if not self._is_within_step:
+            self._swap()
+            self._is_within_step = True
+
+    def end_step(self) -> None:
+        """Take the weights that a step has learned into the averages, and give these back."""
+        for parameter in self._parameters:
+            state = self._optimizer.state[parameter]
+            if WEIGHTS in state:
+                state[WEIGHTS].lerp_(parameter.detach(), 1 - self._decay)
+            else:  # made after the optimizer's first step, which takes an empty state for new
+                state[WEIGHTS] = parameter.detach().clone()
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """Give the network the averages, unless it has them."""
+        if self._is_within_step:
+            self._is_within_step = False
+            self._swap()
+
+    def _swap(self) -> None:
+        for parameter in self._parameters:
+            state = self._optimizer.state.get(parameter, {})
+            if WEIGHTS in state:
+                others = state[WEIGHTS]
+                if others.data_ptr() % LINE:  # as a state is loaded
+                    others = others.clone()
+                parameter.data, state[WEIGHTS] = others, parameter.data

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages of dense weights are those of a loop of one's own, and what is scored, saved and served."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch absent")
+
+import hotbed as hb  # noqa: E402
+from hotbed.errors import ConfigError, NonFiniteGradient  # noqa: E402
+
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
+DECAY = 0.8
+SCHEMA = hb.Schema([hb.Label("y"), hb.Id("item"), hb.Dense("x")])
+
+
+def data(seed: int = 0, rows: int = 160) -> hb.Dataset:
+    draw = np.random.default_rng(seed)
+    columns = {
+        "y": draw.integers(0, 2, rows),
+        "item": draw.integers(0, 20, rows),
+        "x": draw.normal(size=rows).astype(np.float32),
+    }
+    return hb.Dataset(hb.sources.Memory(columns), SCHEMA, 32, prefetch=0)
+
+
+def made(optimizer: str = "adam", average: float | None = DECAY) -> hb.RecModel:
+    torch.manual_seed(1)
+    network = hb.models.DNN(SCHEMA, hb.make_tables(SCHEMA, 4, rule=hb.Adagrad(lr=0.1)), hidden=(8,))
+    return hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, average=average)
+
+
+def weights(network: torch.nn.Module) -> list[Any]:
+    return [p.detach().clone() for p in hb.dense_parameters(network)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_network_has_the_averages_of_the_weights_of_a_plain_training(optimizer: str) -> None:
+    plain = made(optimizer, average=None)
+    averaged = made(optimizer)
+    expected: list[Any] = []
+    for batch in data():
+        assert plain.step(batch) == averaged.step(batch)
+        now = weights(plain.network)
+        if not expected:
+            expected = now
+        expected = [
+            DECAY * before + (1 - DECAY) * one for before, one in zip(expected, now, strict=True)
+        ]
+        for mine, other in zip(weights(averaged.network), expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+    for name, table in plain.tables.items():
+        assert (
+            table.lookup(np.arange(20)).tolist()
+            == averaged.tables[name].lookup(np.arange(20)).tolist()
+        )
+    copied = copy.deepcopy(plain.network)
+    for parameter, value in zip(hb.dense_parameters(copied), expected, strict=True):
+        parameter.data.copy_(value)
+    scored = hb.RecModel(copied, "bce", None, {"auc", "log_loss"}).evaluate(data(1))
+    assert averaged.evaluate(data(1)) == pytest.approx(scored, rel=1e-5)
+
+
+def test_averages_are_saved_served_and_resumed(tmp_path: Path) -> None:
+    whole, halves = made(), made()
+    batches = list(data())
+    for batch in batches[:3]:
+        whole.step(batch)
+        halves.step(batch)
+    halves.save(tmp_path / "half")
+    resumed = hb.load(tmp_path / "half")
+    rows = {"item": np.arange(20), "x": np.linspace(-1, 1, 20, dtype=np.float32)}
+    asked = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 32)
+    assert resumed.predict(asked).tolist() == whole.predict(asked).tolist()
+    resumed.export(tmp_path / "exported")
+    served = hb.InferenceSession(tmp_path / "exported").predict(rows)
+    np.testing.assert_allclose(served, whole.predict(asked), rtol=0, atol=1e-6)
+    for batch in batches[3:]:
+        assert whole.step(batch) == resumed.step(batch)
+    for mine, other in zip(weights(resumed.network), weights(whole.network), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_batch_that_is_not_learned_leaves_the_averages() -> None:
+    model = made()
+    batch, bad = list(data())[:2]
+    model.step(batch)
+    before = weights(model.network)
+    bad.dense["x"][0] = np.inf
+    with pytest.raises(NonFiniteGradient):
+        model.step(bad)
+
+    class Failing:
+        def on_gradients(self, run: Any) -> None:
+            raise OSError("a callback of one's own")
+
+    with pytest.raises(OSError, match="one's own"):
+        model.fit(data(), callbacks=[Failing()], progress=False)
+    for mine, other in zip(weights(model.network), before, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"average": 1.0}, "average: must be a finite number > 0 and < 1, got 1.0"),
+        ({"amp_level": "O3"}, "average: weights of torch.bfloat16 would lose it"),
+        ({"optimizer": None}, "average: without an optimizer the network updates itself"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(keywords: dict[str, Any], message: str) -> None:
+    network = hb.models.DNN(SCHEMA, hb.make_tables(SCHEMA, 4), hidden=(8,))
+    settings: dict[str, Any] = {"optimizer": "adam", "average": 0.9, **keywords}
+    with pytest.raises(ConfigError, match=message):
+        hb.RecModel(network, "bce", **settings)
