@@ -252,8 +252,8 @@ class Schema:
     columns that depend on other rows, so that a request must bring them, each with a description.
     `rules`: which rules hold for what is missing, see `hotbed.data.columns.RULES`; states and
     exports keep theirs.
-    Raises ConfigError for two columns of one name, more than one Time, Weight or DisplayPosition, or
-    two units of one column.
+    Raises ConfigError for two columns of one name, more than one Time, Weight or DisplayPosition,
+    or two units of one column.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
@@ -357,7 +357,8 @@ class Schema:
     @property
     def display_position(self) -> DisplayPosition | None:
         """The column of places at which items were shown, if there is one."""
-        return next((one for one in self.columns if isinstance(one, DisplayPosition)), None)
+        columns = (column for column in self.columns if isinstance(column, DisplayPosition))
+        return next(columns, None)
 
     @property
     def tables(self) -> dict[str, tuple[Id, ...]]:

@@ -252,9 +252,9 @@ class MultiTask:
     Source: of "uncertainty", Kendall et al., "Multi-Task Learning Using Uncertainty to Weigh Losses
         for Scene Geometry and Semantics", CVPR 2018: L / s^2 + log s with the variance s^2 at its
         optimum 2 L, as in Kirchdorfer et al., "Analytical Uncertainty-Based Loss Weighting in
-        Multi-Task Learning", GCPR 2024; of `order`, the calibrator of Xi et al., "Modeling the Sequential Dependence among
-        Audience Multi-step Conversions with Multi-task Learning in Targeted Display Advertising"
-        (AITM), KDD 2021, equation 8.
+        Multi-Task Learning", GCPR 2024; of `order`, the calibrator of Xi et al., "Modeling the
+        Sequential Dependence among Audience Multi-step Conversions with Multi-task Learning in
+        Targeted Display Advertising" (AITM), KDD 2021, equation 8.
 
     >>> loss = MultiTask({"click": BCE(), "buy": BCE()}, {"buy": 2.0})
     >>> zeros = {"click": torch.zeros(2), "buy": torch.zeros(2)}

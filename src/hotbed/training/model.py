@@ -169,10 +169,8 @@ class RecModel:
             "amp_level": amp_level,
             "compile": compile,
         }
-        if grains > 1:
-            self._arguments["grains"] = grains
-        if average is not None:
-            self._arguments["average"] = average
+        given = {"grains": grains if grains > 1 else None, "average": average}
+        self._arguments |= {name: value for name, value in given.items() if value is not None}
         if eval_network is None or isinstance(eval_network, Parted):
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
@@ -192,10 +190,11 @@ class RecModel:
         self.learner = make_learner(
             network, self._criterion, optimizer, division, self._precision, amp_level, compile
         )
-        if average is not None:
-            self._keep_average(average)
+        self._keep_average(average)
 
-    def _keep_average(self, decay: float) -> None:
+    def _keep_average(self, decay: float | None) -> None:
+        if decay is None:
+            return
         if isinstance(self.learner, SelfUpdating):
             raise ConfigError(
                 f"average: without an optimizer the network updates itself, got {decay}. Give an "
