@@ -77,4 +77,5 @@ class WeightAverage:
                 others = state[WEIGHTS]
                 if others.data_ptr() % LINE:  # as a state is loaded
                     others = others.clone()
-                parameter.data, state[WEIGHTS] = others, parameter.data
+                state[WEIGHTS] = parameter.data
+                parameter.data = others

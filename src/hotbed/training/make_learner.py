@@ -67,6 +67,20 @@ def make_learner(
     )
 
 
+def keep_average(learner: StepLearner | SelfUpdating, decay: float) -> None:
+    """Let the network of a learner have averages of its dense parameters between steps.
+
+    Raises:
+        ConfigError: `decay` is not between 0 and 1, or there is nothing that can be averaged.
+    """
+    if isinstance(learner, SelfUpdating):
+        raise ConfigError(
+            f"average: without an optimizer the network updates itself, got {decay}. Give an "
+            "optimizer, or leave it out."
+        )
+    learner.keep_average(decay)
+
+
 def _optimizers_of(
     network: nn.Module, optimizer: Any, dense: list[nn.Parameter]
 ) -> tuple[Any, SparseOptimizer | None, Sequence[Any]]:

@@ -70,7 +70,7 @@ from hotbed.training.loop import (
     fit_epochs,
     pass_over,
 )
-from hotbed.training.make_learner import make_learner
+from hotbed.training.make_learner import keep_average, make_learner
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
@@ -87,6 +87,10 @@ from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
 log = logging.getLogger("hotbed")
+
+
+OptimizerSpec: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Rule | str
+"""What `RecModel` takes for the optimizer of the dense parameters."""
 
 
 class RecModel:
@@ -135,9 +139,7 @@ class RecModel:
         self,
         network: nn.Module,
         loss_fn: Any = None,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Rule | str | None = (
-            None
-        ),
+        optimizer: OptimizerSpec | None = None,
         metrics: Any = None,
         eval_network: Callable[..., Any] | None = None,
         amp_level: str = "O0",
@@ -168,9 +170,10 @@ class RecModel:
             "metrics": metrics,
             "amp_level": amp_level,
             "compile": compile,
+            "average": average,
         }
-        given = {"grains": grains if grains > 1 else None, "average": average}
-        self._arguments |= {name: value for name, value in given.items() if value is not None}
+        if grains > 1:
+            self._arguments["grains"] = grains
         if eval_network is None or isinstance(eval_network, Parted):
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
@@ -190,17 +193,8 @@ class RecModel:
         self.learner = make_learner(
             network, self._criterion, optimizer, division, self._precision, amp_level, compile
         )
-        self._keep_average(average)
-
-    def _keep_average(self, decay: float | None) -> None:
-        if decay is None:
-            return
-        if isinstance(self.learner, SelfUpdating):
-            raise ConfigError(
-                f"average: without an optimizer the network updates itself, got {decay}. Give an "
-                "optimizer, or leave it out."
-            )
-        self.learner.keep_average(decay)
+        if average is not None:
+            keep_average(self.learner, average)
 
     @at("fit")
     def fit(
@@ -668,7 +662,7 @@ class RecModel:
         is_own = scorer.criterion is not None and not scorer.has_own_outputs
         if goal.depth and is_own and not by_training:
             obstacle = obstacle_to_one_pass(self.network, self.tables.values())
-            if "average" in self._arguments:
+            if self._arguments["average"] is not None:
                 obstacle = "the network learns other weights than their averages, which score"
             by_training = not obstacle
             if obstacle:
