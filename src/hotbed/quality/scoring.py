@@ -155,6 +155,8 @@ def _predicted(run: Run, batch: Batch) -> Any:
     from hotbed.training.step.scorer import scorer_of
 
     learner = run.learner
+    if run.model.histories is not None:
+        batch = run.model.histories.fill(batch, leaves=False)
     scorer = scorer_of(run.observer)
     assert scorer is not None, "a job has a loss"
     example = prepare(batch, learner.device, labelled=False, network=learner.network)

@@ -222,6 +222,7 @@ def _lines(model: Any) -> Iterator[str]:
         footprint = measured(table)
         if footprint is not None:
             yield f"  on {brief(table.tier)}: {footprint}"
+    yield from _kept_columns(model)
     for name, value in model.arguments.items():
         if value is not None:
             yield f"{name}: {brief(value)}"
@@ -256,13 +257,25 @@ def _line_of(name: str, table: Table) -> str:
     described = ", ".join(brief(policy) for policy in policies if policy)
     if table.capacity is not None:
         described += f", capacity {table.capacity:,}"
-    num_bytes = 0
-    for key, value in table.stats.items():
-        if "bytes" in key:
-            num_bytes += value
-    mib = num_bytes / 2**20
+    mib = _num_bytes(table) / 2**20
     num_rows = len(table)
     return f"{name:18} {table.dim:>4} {num_rows:>10,} {mib:>8.1f}  {described}"
+
+
+def _num_bytes(table: Table) -> int:
+    return sum(value for key, value in table.stats.items() if "bytes" in key)
+
+
+def _kept_columns(model: Any) -> Iterator[str]:
+    """Yield a line for each history and count: its keys, and what they take in memory."""
+    if model.histories is None:
+        return
+    for column in model.histories.columns:
+        newest, older = (model.tables[name] for name in (column.newest_table, column.older_table))
+        num_keys = len(newest)
+        if num_keys:
+            num_bytes = (_num_bytes(newest) + _num_bytes(older)) / num_keys
+            yield f"{column.name}: {num_keys:,} keys by {column.by}, {num_bytes:,.0f} B each"
 
 
 def _num_dense(model: Any) -> int:

@@ -56,6 +56,8 @@ class Trainer:
         self.exported = folder / "export"
         self.model.export(self.exported)
         self.of_export = deepcopy(self.replay)
+        rows = dataset_of(self.later.head(part), self.model)
+        self.scores_of_export = np.asarray(self.model.predict(rows))
 
     def publish(self) -> int:
         """Learn the next ratings, publish the state, and return the number of the version."""
@@ -235,6 +237,21 @@ def test_a_cache_of_a_parameter_server_gives_the_same_histories(
     rows.stop(signal.SIGKILL)
     lost = {**requests[0], "userId": np.array([-7])}
     assert ask(session, lost).late > 0
+
+
+def test_rows_of_a_file_are_scored_as_in_training(trainer: Trainer) -> None:
+    session = hb.InferenceSession(trainer.exported)
+    rows = hb.sources.Memory(trainer.ratings.slice(PART, PART).drop("rating"))
+    batches = pa.Table.from_batches(session.predict_source(rows))
+    assert np.abs(batches["prediction"].to_numpy() - trainer.scores_of_export).max() < 1e-6
+
+
+def test_a_summary_says_what_keys_take(trainer: Trainer) -> None:
+    lines = trainer.model.summary().splitlines()
+    (history,) = [
+        line for line in lines if re.match(r"before: [\d,]+ keys by user, [\d,]+ B", line)
+    ]
+    assert f" {len(trainer.model.tables['before.newest']):,} keys" in history
 
 
 def of_each(kept: Any) -> tuple[hb.Ids, Any]:
