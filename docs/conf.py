@@ -130,7 +130,7 @@ PAGES = {
 NAVIGATION = {
     "Start": ["quickstart", "walk", "walk_log", "which"],
     "Data": ["connectors", "types", "join", "data", "prepare", "prepare_keys", "prepare_rows"],
-    "Models": ["models", "cookbook", "sequences", "graphs", "layers", "auto"],
+    "Models": ["models", "cookbook", "sequences", "histories", "graphs", "layers", "auto"],
     "Training": [
         "jobs",
         "training",

@@ -16,6 +16,7 @@ from kept_ratings import Replay, check_seen, dataset_of, make_model, read_rating
 
 import hotbed as hb
 from hotbed.errors import ConfigError
+from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest
 
 
@@ -45,7 +46,7 @@ def test_histories_in_training_are_those_of_a_dict(ratings: pl.DataFrame) -> Non
     assert begins[0] == len(rows)
 
 
-def test_histories_resume_to_equal_digests_and_are_served(
+def test_histories_resume_to_equal_digests_and_are_served_by_deltas(
     ratings: pl.DataFrame, tmp_path: Path
 ) -> None:
     torch.manual_seed(3)
@@ -53,20 +54,28 @@ def test_histories_resume_to_equal_digests_and_are_served(
     whole.fit(dataset_of(ratings, whole), progress=False)
     torch.manual_seed(3)
     first = make_model()
-    checkpoint = hb.callbacks.Checkpoint(tmp_path / "run", every_steps=4)
+    keywords: dict[str, Any] = {"every_steps": 4, "full_every": 9, "wait": True}
+    publish = hb.PublishDirectory(tmp_path / "published")
+    checkpoint = hb.callbacks.Checkpoint(tmp_path / "run", publish=publish, **keywords)
     first.fit(dataset_of(ratings, first), callbacks=[checkpoint], max_steps=10, progress=False)
+    full, *_, delta = open_checkpoint(tmp_path / "published").links
+    assert [full.manifest.kind, delta.manifest.kind] == ["full", "delta"]
+    changed = {
+        row["userId"] for row in ratings.slice(512, 128).filter(pl.col("rating") >= 4).to_dicts()
+    }
+    assert sum(part.num_rows for part in delta.parts("before.newest")) == len(changed)
     served = Replay()
     for row in ratings.head(640).to_dicts():
         served.leave(row)
-    first.export(tmp_path / "served")
     later = ratings.slice(640, 200)
-    session = hb.InferenceSession(tmp_path / "served")
+    version = hb.ParameterServer().load("ratings", tmp_path / "published")
+    session = hb.InferenceSession(version)
     kept = session.ask(later.select("userId", "movieId", "timestamp").to_arrow()).kept
     expected = [served.see(row) for row in later.to_dicts()]
     check_seen(kept["before"], kept["likes"], expected)
 
     resumed = make_model()
-    checkpoint = hb.callbacks.Checkpoint(tmp_path / "run", every_steps=4)
+    checkpoint = hb.callbacks.Checkpoint(tmp_path / "run", **keywords)
     resumed.fit(dataset_of(ratings, resumed), callbacks=[checkpoint], progress=False)
     assert content_digest(resumed.tables) == content_digest(whole.tables)
     assert len(resumed.tables["before.older"])

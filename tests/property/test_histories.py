@@ -107,6 +107,7 @@ def test_histories_equal_those_of_a_dict_for_any_cut(
         part = rows[begin : begin + sizes[number % len(sizes)]]
         batch = histories.fill(batch_of(part), leaves=True)
         ids = batch.ids["before"]
+        assert ids.values.flags.aligned
         for place, (entries, counts) in enumerate(expected[begin : begin + len(part)]):
             own = slice(ids.offsets[place], ids.offsets[place + 1])
             assert ids.values[own].tolist() == [item for _, item in entries]

@@ -221,8 +221,7 @@ class History(KeptByKey):
     def times_of(self, entries: Int32Array, kind: EntryKind) -> Int64Array:
         if kind.tick == MICROS:
             return entries[:, 0].view(np.uint32).astype(np.int64) - 1
-        bits: Int64Array = np.ascontiguousarray(entries[:, :2]).view(np.int64)[:, 0]
-        return bits ^ np.int64(-(2**63))
+        return _wide(entries, 0) ^ np.int64(-(2**63))
 
     def features_of(
         self, seen: SeenEntries, schema: Schema
@@ -234,8 +233,7 @@ class History(KeptByKey):
             if name == schema.time.name:
                 values = self._ages(seen)
             else:
-                values = np.ascontiguousarray(seen.entries[:, lanes : lanes + 2]).view(np.int64)
-                values = values.reshape(-1)
+                values = _wide(seen.entries, lanes)
                 lanes += 2
             ids[feature.name] = Ids(values, seen.offsets)
         return ids, {}
@@ -414,6 +412,13 @@ def single_ids(ids: Ids, name: str) -> tuple[Int64Array, NDArray[np.bool_]]:
     single = np.zeros(len(lengths), np.int64)
     single[has_one] = values
     return single, has_one
+
+
+def _wide(entries: Int32Array, lane: int) -> Int64Array:
+    """Return the whole numbers of 64 bits that begin in a lane of entries, [m], aligned."""
+    lanes = entries[:, lane : lane + 2].copy()
+    numbers: Int64Array = lanes.view(np.int64)
+    return numbers.reshape(-1)
 
 
 def _as_seconds(name: str, known: Int64Array) -> Int32Array:

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories and counts that a model keeps, over ratings in the order of time, beside a dict.
+
+Every training sample and every served row is compared with a dict that replays all ratings. Rows
+are served by versions of the state before them. The AUC with shuffled labels says whether a column
+shows a label of its own row; that with real labels what the columns add. `--users` prints the bytes
+of that many users with 100 entries each. One JSON line each:
+
+    python benchmarks/kept.py ../shared/data/ml1m_u2999/ratings_early.csv --rows 60000
+    python benchmarks/kept.py --users 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+import hotbed as hb
+from hotbed.data.batch import Ids
+from hotbed.embedding.histories import HistoryStore
+from hotbed.serving.kept import KeptColumns
+from hotbed.serving.request import RequestEncoder
+from hotbed.testing import ReplayedCount, ReplayedHistory
+
+LENGTH = 100
+WINDOWS = (86400, 7 * 86400)
+EVERY = 3600
+NAMES = {"user_id": "userId", "item_id": "movieId"}
+
+
+def schema_of(*, keeps: bool = True) -> hb.Schema:
+    """Return the columns of ratings, with or without those that the model keeps."""
+    columns: list[Any] = [
+        hb.Label("liked", column="rating", threshold=4),
+        hb.Time("at", column="timestamp"),
+        hb.Id("user", column="userId"),
+        hb.Id("movie", column="movieId"),
+    ]
+    if keeps:
+        liked = {"liked": 1}
+        columns += [
+            hb.History("before", of=["movie"], by="user", where=liked, length=LENGTH),
+            hb.Count("likes", by="movie", where=liked, windows=WINDOWS, every=EVERY),
+        ]
+    return hb.Schema(columns)
+
+
+class Replay:
+    """The ratings that were learned, as dicts keep them."""
+
+    def __init__(self) -> None:
+        self.history = ReplayedHistory(LENGTH)
+        self.count = ReplayedCount(EVERY)
+
+    def differs(self, row: dict[str, int], movies: list[int], numbers: list[float]) -> bool:
+        """Return whether a row sees something else than what was learned before it."""
+        time = row["timestamp"]
+        expected = [movie for _, movie in self.history.see(row["userId"], time)]
+        counts: list[float] = []
+        for window in WINDOWS:
+            matches, shown = self.count.see(row["movieId"], time, window)
+            counts += [np.log1p(matches), np.log1p(shown), matches / (shown + 10)]
+        return movies != expected or not np.allclose(numbers, counts, rtol=1e-6)
+
+    def leave(self, row: dict[str, int]) -> None:
+        """Learn a row."""
+        time = row["timestamp"]
+        if row["rating"] >= 4:
+            self.history.leave(row["userId"], time, time, row["movieId"])
+        self.count.leave(row["movieId"], time, int(row["rating"] >= 4))
+
+
+def num_differences(replay: Replay, rows: list[dict[str, int]], ids: Ids, numbers: Any) -> int:
+    """Return how many rows see something else than the dict says."""
+    values = np.asarray(ids.values)
+    offsets = np.asarray(ids.offsets)
+    differing = 0
+    for place, row in enumerate(rows):
+        movies = values[offsets[place] : offsets[place + 1]].tolist()
+        differing += replay.differs(row, movies, np.asarray(numbers)[place].tolist())
+    return differing
+
+
+def compared(ratings: pl.DataFrame, batch_size: int, every: int) -> dict[str, Any]:
+    """Compare all training samples, and the rows behind each `every` steps as served rows."""
+    schema = schema_of()
+    network = hb.models.DIN(
+        schema,
+        hb.make_tables(schema, dim=4),
+        histories={"before": "movie"},
+        hidden=(4,),
+        attention="dot",
+    )
+    model = hb.RecModel(network, "bce", "adam")
+    replay = Replay()
+    rows = ratings.to_dicts()
+    counts = {"samples": 0, "samples_differ": 0, "served": 0, "served_differ": 0}
+
+    def check(run: Any) -> None:
+        batch = run.example.batch
+        part = rows[counts["samples"] : counts["samples"] + batch.num_samples]
+        counts["samples"] += len(part)
+        ids = batch.ids["before"]
+        offsets = np.asarray(ids.offsets)
+        values = np.asarray(ids.values)
+        for place, row in enumerate(part):
+            movies = values[offsets[place] : offsets[place + 1]].tolist()
+            numbers = np.asarray(batch.dense["likes"])[place].tolist()
+            counts["samples_differ"] += replay.differs(row, movies, numbers)
+            replay.leave(row)
+
+    def serve(run: Any) -> None:
+        if run.step % every:
+            return
+        first = counts["samples"]
+        later = ratings.slice(first, batch_size * every)
+        with tempfile.TemporaryDirectory() as folder:
+            model.export(folder)
+            session = hb.InferenceSession(folder)
+            asked = later.select("userId", "movieId", "timestamp").to_arrow()
+            encoded = RequestEncoder(session.model.schema)(asked)
+            request = KeptColumns(session.model).fill(encoded)
+        counts["served"] += later.height
+        counts["served_differ"] += num_differences(
+            replay, later.to_dicts(), request.ids["before"], request.dense["likes"]
+        )
+
+    callback = SimpleNamespace(on_step_begin=check, on_step_end=serve)
+    dataset = hb.Dataset(hb.sources.Memory(ratings), schema, batch_size=batch_size)
+    model.online_train(dataset, [callback], progress=False, progressive=False)
+    return {**counts, "tables": {name: len(table) for name, table in model.tables.items()}}
+
+
+def quality(ratings: pl.DataFrame, seed: int, *, keeps: bool, shuffled: bool) -> dict[str, Any]:
+    """Learn in one pass; return the AUC of the later half, each row scored before it is learned."""
+    torch.manual_seed(seed)
+    if shuffled:
+        ratings = ratings.with_columns(pl.col("rating").shuffle(seed=seed))
+    schema = schema_of(keeps=keeps)
+    tables = hb.make_tables(schema, dim=16, seed=seed)
+    if keeps:
+        network: Any = hb.models.DIN(
+            schema, tables, histories={"before": "movie"}, attention="dot", hidden=(64, 32)
+        )
+    else:
+        network = hb.models.DNN(schema, tables, hidden=(64, 32))
+    model = hb.RecModel(network, "bce", "adam", metrics=["auc"])
+    half = ratings.height // 2
+    parts = (ratings.head(half), ratings.tail(ratings.height - half))
+    history = None
+    for part in parts:
+        dataset = hb.Dataset(hb.sources.Memory(part), schema, batch_size=256)
+        history = model.online_train(dataset, progress=False)
+    assert history is not None
+    return {"seed": seed, "keeps": keeps, "shuffled": shuffled, "rows": half, **model_auc(history)}
+
+
+def model_auc(history: Any) -> dict[str, float]:
+    """Return the AUC of a run."""
+    return {"auc": round(float(history.metrics["auc"]), 5)}
+
+
+def memory(num_users: int, entries: int = 100) -> dict[str, Any]:
+    """Return the bytes that users take who have this many entries each."""
+    schema = schema_of()
+    column = schema.kept[0]
+    tables = hb.make_tables(schema, dim=4)
+    store = HistoryStore(hb.Schema([*schema.columns[:4], column]), tables)
+    began = time.perf_counter()
+    for number in range(entries):
+        for first in range(0, num_users, 100_000):
+            users = np.arange(first, min(first + 100_000, num_users))
+            batch = hb.Batch(
+                ids={"user": Ids(users), "movie": Ids(users * 7 + number)},
+                labels={"liked": np.ones(len(users), np.float32)},
+                time=np.full(len(users), number * 1_000_000),
+            )
+            store.fill(batch, leaves=True)
+    seconds = time.perf_counter() - began
+    stats = [tables[name].stats for name in ("before.newest", "before.older")]
+    rows = sum(each["row_bytes"] for each in stats)
+    index = sum(each["index_bytes"] for each in stats)
+    entry_bytes = 12 * entries
+    return {
+        "users": num_users,
+        "row_bytes_a_user": rows / num_users,
+        "index_bytes_a_user": index / num_users,
+        "of_their_bytes": rows / num_users / entry_bytes,
+        "microseconds_an_entry": seconds / (num_users * entries) * 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ratings", type=Path, nargs="?")
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--users", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.users:
+        print(json.dumps(memory(asked.users)), flush=True)
+    if asked.ratings is None:
+        return
+    ratings = pl.read_csv(asked.ratings).rename(NAMES, strict=False).sort("timestamp")
+    ratings = ratings.head(asked.rows)
+    if not asked.seeds:
+        print(json.dumps(compared(ratings, 512, 10)), flush=True)
+    for seed in range(1, asked.seeds + 1):
+        for keeps, shuffled in ((True, True), (True, False), (False, False)):
+            print(json.dumps(quality(ratings, seed, keeps=keeps, shuffled=shuffled)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
