@@ -18,6 +18,7 @@ import hotbed as hb
 from hotbed.errors import ConfigError
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest
+from hotbed.persist.upkeep.kept import kept_entries
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,13 @@ def test_histories_resume_to_equal_digests_and_are_served_by_deltas(
     kept = session.ask(later.select("userId", "movieId", "timestamp").to_arrow()).kept
     expected = [served.see(row) for row in later.to_dicts()]
     check_seen(kept["before"], kept["likes"], expected)
+
+    (history,) = kept_entries(tmp_path / "run", "user", str(later["userId"][0]))
+    movies, _ = expected[0]
+    assert history.values[:, 0].tolist()[-len(movies) :] == movies
+    (likes,) = kept_entries(tmp_path / "published", "movie", str(ratings["movieId"][0]))
+    num_rated = (ratings.head(640)["movieId"] == ratings["movieId"][0]).sum()
+    assert 0 < likes.values[:, 1].sum() <= num_rated  # tiles of more than two windows are gone
 
     resumed = make_model()
     checkpoint = hb.callbacks.Checkpoint(tmp_path / "run", **keywords)

@@ -152,6 +152,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "verify": ["checkpoint"],
         "publish": ["--force", "--keep", "--set", "--state", "--to", "what"],
         "restore": ["arguments"],  # refused: its name is rollback
+        "rows": ["--history", "model"],
         "rollback": ["--good", "--routes", "--state", "--to", "path"],
         "diff": ["one", "two"],
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],

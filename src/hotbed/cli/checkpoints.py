@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from hotbed.cli.show import capacity_text, console, mebibytes, print_derived, print_join, print_line
+from hotbed.connectors.times import text_of_time
+from hotbed.persist.upkeep.kept import KeptEntries
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -168,3 +170,13 @@ def print_difference(facts: Mapping[str, Any]) -> None:
 
 def _differs(table: Mapping[str, Any] | None) -> bool:
     return table is None or any(table[key] for key in ("added", "removed", "changed"))
+
+
+def print_kept(key: str, kept: Sequence[KeptEntries]) -> None:
+    """Print the entries that are kept of a key, the newest last."""
+    for entries in kept:
+        console.print(f"{entries.column} of {key}: {len(entries.times):,} entries", highlight=False)
+        grid = Grid("time (UTC)", *entries.parts)
+        for time, values in zip(entries.times.tolist(), entries.values.tolist(), strict=True):
+            grid.add_row(text_of_time(time), *map(str, values))
+        console.print(grid)

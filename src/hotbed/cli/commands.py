@@ -615,6 +615,23 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 @app.command()
+def rows(
+    model: Checkpoint,
+    history: Annotated[str, typer.Option(metavar="COLUMN=VALUE", help="The key, such as user=42.")],
+) -> None:
+    """Show what a checkpoint or an export keeps of one key: its histories and counts."""
+    from hotbed.cli import checkpoints
+    from hotbed.persist.upkeep.kept import kept_entries
+
+    feature, equals, value = history.partition("=")
+    if not equals:
+        raise ConfigError(
+            f"rows: --history takes COLUMN=VALUE, got {history!r}. Give such as user=42."
+        )
+    checkpoints.print_kept(history, kept_entries(model, feature, value))
+
+
+@app.command()
 def rollback(
     path: Annotated[
         str,

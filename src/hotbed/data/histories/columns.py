@@ -90,6 +90,14 @@ class KeptByKey(KeptColumn):
         """Return the times of entries [m, lanes] in units."""
 
     @abstractmethod
+    def parts_in(self, schema: Schema) -> Sequence[str]:
+        """Return what an entry has beside its time, in order."""
+
+    @abstractmethod
+    def numbers_of(self, entries: Int32Array) -> Int64Array:
+        """Return the `parts_in` of entries [m, lanes] as whole numbers, [m, parts]."""
+
+    @abstractmethod
     def features_of(
         self, seen: SeenEntries, schema: Schema
     ) -> tuple[dict[str, Ids], dict[str, Any]]:
@@ -238,6 +246,14 @@ class History(KeptByKey):
             ids[feature.name] = Ids(values, seen.offsets)
         return ids, {}
 
+    def parts_in(self, schema: Schema) -> Sequence[str]:
+        assert schema.time is not None
+        return [f"id of {name}" for name in self.of if name != schema.time.name]
+
+    def numbers_of(self, entries: Int32Array) -> Int64Array:
+        lanes = range(entries.shape[1] % 2 or 2, entries.shape[1], 2)
+        return np.stack([_wide(entries, lane) for lane in lanes], 1)
+
     def _ages(self, seen: SeenEntries) -> Int64Array:
         """Return the ids of the ages of entries."""
         lengths = np.diff(seen.offsets)
@@ -351,6 +367,12 @@ class Count(KeptByKey):
 
     def times_of(self, entries: Int32Array, kind: EntryKind) -> Int64Array:
         return entries[:, 0].astype(np.int64)
+
+    def parts_in(self, schema: Schema) -> Sequence[str]:
+        return ("matches", "rows")
+
+    def numbers_of(self, entries: Int32Array) -> Int64Array:
+        return entries[:, 1:].astype(np.int64)
 
     def features_of(
         self, seen: SeenEntries, schema: Schema
