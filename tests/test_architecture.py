@@ -76,6 +76,7 @@ ONLY = {
         "job",
         "parallel.probe",
         "persist.upkeep.inspect",
+        "persist.upkeep.kept",
         "persist.upkeep.rollback",
         "prepare",
         "quality",

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from hotbed.cli.show import capacity_text, console, mebibytes, print_derived, print_join, print_line
-from hotbed.connectors.times import text_of_time
 from hotbed.persist.upkeep.kept import KeptEntries
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -177,6 +176,6 @@ def print_kept(key: str, kept: Sequence[KeptEntries]) -> None:
     for entries in kept:
         console.print(f"{entries.column} of {key}: {len(entries.times):,} entries", highlight=False)
         grid = Grid("time (UTC)", *entries.parts)
-        for time, values in zip(entries.times.tolist(), entries.values.tolist(), strict=True):
-            grid.add_row(text_of_time(time), *map(str, values))
+        for line in entries.lines():
+            grid.add_row(*line)
         console.print(grid)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.config import did_you_mean
+from hotbed.connectors.times import text_of_time
 from hotbed.data.arrow_types import holds_text
 from hotbed.data.histories import KeptByKey, read_stored
 from hotbed.data.schema import Schema
@@ -36,6 +37,11 @@ class KeptEntries:
     parts: Sequence[str]
     times: NDArray[np.int64]
     values: NDArray[np.int64]
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the time and the parts of each entry as texts."""
+        for time, values in zip(self.times.tolist(), self.values.tolist(), strict=True):
+            yield [text_of_time(time), *map(str, values)]
 
 
 def kept_entries(path: str | Path, feature: str, value: str) -> list[KeptEntries]:
