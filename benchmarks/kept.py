@@ -27,8 +27,6 @@ import torch
 import hotbed as hb
 from hotbed.data.batch import Ids
 from hotbed.embedding.histories import HistoryStore
-from hotbed.serving.kept import KeptColumns
-from hotbed.serving.request import RequestEncoder
 from hotbed.testing import ReplayedCount, ReplayedHistory
 
 LENGTH = 100
@@ -127,11 +125,10 @@ def compared(ratings: pl.DataFrame, batch_size: int, every: int) -> dict[str, An
             model.export(folder)
             session = hb.InferenceSession(folder)
             asked = later.select("userId", "movieId", "timestamp").to_arrow()
-            encoded = RequestEncoder(session.model.schema)(asked)
-            request = KeptColumns(session.model).fill(encoded)
+            kept = session.ask(asked).kept
         counts["served"] += later.height
         counts["served_differ"] += num_differences(
-            replay, later.to_dicts(), request.ids["before"], request.dense["likes"]
+            replay, later.to_dicts(), kept["before"], kept["likes"]
         )
 
     callback = SimpleNamespace(on_step_begin=check, on_step_end=serve)

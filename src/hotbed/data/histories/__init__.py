@@ -6,7 +6,7 @@ rule.py     the rule of time: what rows see, and what they leave
 """
 
 from hotbed.data.histories.columns import Count, EntryKind, History, KeptByKey, SeenEntries
-from hotbed.data.histories.rule import LeftEntries, TableReader, keys_of, read_stored, see
+from hotbed.data.histories.rule import LeftEntries, RowKeys, TableReader, keys_of, read_stored, see
 
 __all__ = [
     "Count",
@@ -14,6 +14,7 @@ __all__ = [
     "History",
     "KeptByKey",
     "LeftEntries",
+    "RowKeys",
     "SeenEntries",
     "TableReader",
     "keys_of",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hotbed.config import did_you_mean
 from hotbed.connectors.times import text_of_time
 from hotbed.data.arrow_types import holds_text
-from hotbed.data.histories import KeptByKey, read_stored
+from hotbed.data.histories import KeptByKey, RowKeys, read_stored
 from hotbed.data.schema import Schema
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import PARTITIONS
@@ -62,20 +62,24 @@ def _entries(reader: Reader, feature: str, value: str) -> list[KeptEntries]:
     schema = reader.schema
     columns = [each for each in _kept(schema) if each.by == feature]
     if schema is None or not columns:
-        keys = {each.by for each in _kept(schema)}
+        choices = {each.by for each in _kept(schema)}
         raise ConfigError(
             f"--history: nothing is kept by this column, got {feature!r}. "
-            f"{did_you_mean(feature, keys)}"
+            f"{did_you_mean(feature, choices)}"
         )
     column = schema[feature]
     raw: Any = value
     if not holds_text(schema.types.get(column.source, "integer")):
         raw = int(value)
     key = schema.ids_of(feature, [raw])
+    keys = [RowKeys(key, np.zeros(1, np.int64))] * len(columns)
+
+    def read(wanted: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int32]]:
+        return {table: _rows(reader, table, ids) for table, ids in wanted.items()}
+
     entries = []
-    for each in columns:
+    for each, stored in zip(columns, read_stored(columns, schema, keys, read), strict=True):
         kind = each.kind_in(schema)
-        stored = read_stored(each, kind, key, lambda table, ids: _rows(reader, table, ids))
         times = each.times_of(stored.entries, kind) * kind.tick
         numbers = each.numbers_of(stored.entries)
         entries.append(KeptEntries(each.name, each.parts_in(schema), times, numbers))
