@@ -27,6 +27,7 @@ from forked import SERVER, LogLines, ranks_of
 import hotbed as hb
 from hotbed.cli.device import print_checks
 from hotbed.cli.show import console
+from hotbed.embedding.device import link_to
 from hotbed.embedding.device.link import DeviceLink
 from hotbed.embedding.lookups import LocalLookup
 from hotbed.errors import ConfigError, MissingExtra
@@ -257,6 +258,9 @@ def timed() -> Any:
     logging.getLogger("hotbed").setLevel(logging.INFO)
     times = on_device.fit(data(), progress=False).step_times
     few = on_device.fit(data(), progress=False, max_steps=3).step_times
+    link = link_to(torch.device("fake:0"))
+    first, second = (link.bring([torch.ones(1).to("fake")]) for _ in range(2))
+    assert first._computing[1] is second._computing[0], "no time counts twice"
     return times, few, [line for line in lines.lines if "a step took" in line]
 
 

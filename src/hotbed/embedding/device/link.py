@@ -83,7 +83,8 @@ class DeviceLink:
     def __init__(self, device: torch.device) -> None:
         self.times = LinkTimes()
         self._device = device
-        self._received = new_event(device)  # since the last values went up, the device can compute
+        # since the last values went up or came down, the device can compute
+        self._since = new_event(device)
         self._up = new_stream(device)
         self._down = new_stream(device)
         self._slots_up = deque(Slot(device) for _ in range(SLOTS_UP))
@@ -138,7 +139,9 @@ class DeviceLink:
             slot.copied.record(self._down)
         rest = iter(targets)
         arrived = [None if part is None else next(rest) for part in values]
-        return Arrival(self, slot, arrived, present, (self._received, computed))
+        computing = (self._since, computed)
+        self._since = computed
+        return Arrival(self, slot, arrived, present, computing)
 
     def count(self, slot: Slot, computing: tuple[Event, Event]) -> None:
         """Count a copy down that is over, and the time in which its values were computed."""
@@ -153,8 +156,8 @@ class DeviceLink:
         """Let the stream of this thread use results of a copy from a slot."""
         current = current_stream(self._device)
         slot.copied.wait(current)  # 2
-        self._received = new_event(self._device)
-        self._received.record(current)
+        self._since = new_event(self._device)
+        self._since.record(current)
         for values in results:
             keep_for(values, current)
         self._slots_up.append(slot)
