@@ -1018,7 +1018,7 @@ def of_mindspore(*, own: bool) -> Found:
     return found(model.engine, measured=measured)
 
 
-@quick
+@case
 def mindspore_door() -> Found:
     return of_mindspore(own=False)
 

@@ -440,7 +440,7 @@ def test_online_learns_the_past_once_and_then_resumes(
     assert "evaluation: auc" in evaluated
 
 
-@pytest.mark.parametrize("scheme", ["file://", "memory://"])
+@pytest.mark.parametrize("scheme", [pytest.param("file://", marks=pytest.mark.soak), "memory://"])
 def test_output_of_a_job_may_be_a_url(
     scheme: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import tritonclient.grpc
 import tritonclient.http
+from schedule import in_soak
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -68,7 +69,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
     return cache(lambda name: subject(name, tmp_path_factory.mktemp(name)))
 
 
-@pytest.fixture(params=["hashing_trick", "dlrm", "tied_output"])
+@pytest.fixture(params=in_soak(["hashing_trick", "dlrm", "tied_output"], {"hashing_trick"}))
 def served(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
     return subjects(request.param)
 
@@ -371,7 +372,9 @@ class Session(nn.Module):
         return {"loss": loss, "scores": scores, "hidden": None}
 
 
-@pytest.mark.parametrize("labels", [None, torch.tensor([0.0, 1.0])])
+@pytest.mark.parametrize(
+    "labels", [pytest.param(None, marks=pytest.mark.soak), torch.tensor([0.0, 1.0])]
+)
 def test_scores_beside_a_loss_are_served_with_offsets_and_lengths(
     tmp_path: Path, labels: Tensor | None
 ) -> None:

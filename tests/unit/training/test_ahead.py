@@ -379,7 +379,7 @@ class Fails(Declared):
             raise RuntimeError("a test")
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_a_run_that_failed_ahead_of_a_barrier_resumes_to_the_bits_of_an_unbroken_one(
     many: Any, network: Any, tmp_path: Path, depth: int
 ) -> None:
