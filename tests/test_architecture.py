@@ -1074,7 +1074,7 @@ def test_figures_are_found_in_prose_and_tables() -> None:
     assert len(TRANSLATED) == 8
 
 
-CPU_BUDGET = 1_000
+CPU_BUDGET = 940
 """CPU seconds of `make test` on two cores; a capability may add at most 30."""
 
 
