@@ -20,8 +20,8 @@ from board_logs import LOGS
 
 from hotbed.pictures.charts import ticks
 
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""The 97.5 % quantile of Student's t for the mean of so many seeds."""
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t for means of 2, 3, … 10 seeds."""
 
 BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in HISTORIES}
 """What the entries that add something are compared with."""
@@ -92,7 +92,7 @@ def cell_of(seeds: Sequence[float]) -> Cell:
     """Return mean and interval of the values of seeds."""
     if len(seeds) < 2:
         return Cell(seeds[0], None)
-    interval = STUDENT[len(seeds)] * statistics.stdev(seeds) / math.sqrt(len(seeds))
+    interval = T_QUANTILES[len(seeds) - 2] * statistics.stdev(seeds) / math.sqrt(len(seeds))
     return Cell(statistics.mean(seeds), interval)
 
 
