@@ -22,9 +22,10 @@ streams.py     what torch.Stream and torch.Event are there
 
 from .fake import install
 from .queues import Queues, Schedule, Site, finds_removed, schedules, wait_sites
-from .streams import counts
+from .streams import Event, counts
 
 __all__ = [
+    "Event",
     "Queues",
     "Schedule",
     "Site",

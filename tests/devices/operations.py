@@ -7,6 +7,7 @@ so the order of calls decides which memory is whose, and nothing else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,8 +94,9 @@ class _Call:
             for number, argument in enumerate(op._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        # the queue keeps no tensor alive
-        self._kept = tree_map(lambda value: places.get(id(value), value), (args, kwargs))
+        # what is queued keeps no tensor alive: it knows places, and nothing of this object
+        kept = tree_map(lambda value: places.get(id(value), value), (args, kwargs))
+        self._run = functools.partial(_on_cpu, op, kept)
 
     def in_place(self) -> Any:
         """Queue it, and return what it writes."""
@@ -118,20 +120,16 @@ class _Call:
             return self._at_once()
         results = tree_map(_allocated, shapes)
         of_results = [Place(value) for value in tree_flatten(results)[0] if is_fake(value)]
+        run = self._run
 
         def work() -> None:
-            values = [v for v in tree_flatten(self._run())[0] if isinstance(v, Tensor)]
+            values = [v for v in tree_flatten(run())[0] if isinstance(v, Tensor)]
             for place, value in zip(of_results, values, strict=True):
                 if value.numel() or not place.host().numel():  # a CPU leaves some results empty
                     place.host().copy_(value)
 
         launch([*self._places.values(), *of_results], work)
         return results
-
-    def _run(self) -> Any:
-        args, kwargs = tree_map(_on_host, self._kept)
-        with torch.no_grad():
-            return self._op(*args, **kwargs)
 
     def _shapes(self) -> Any:
         args, kwargs = tree_map(_without_values, (self._args, self._kwargs))
@@ -170,6 +168,13 @@ class _Call:
             for place in self._places.values():
                 place.block.close()
         return tree_map(_on_device, results)
+
+
+def _on_cpu(op: Any, kept: Any) -> Any:
+    """Run an operation on the memory of places."""
+    args, kwargs = tree_map(_on_host, kept)
+    with torch.no_grad():
+        return op(*args, **kwargs)
 
 
 def _on_host(value: Any) -> Any:
