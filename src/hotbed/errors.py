@@ -27,6 +27,7 @@ HotbedError
 │   ├── Overloaded                  too many requests wait; try again later
 │   ├── Unauthorized                the token is missing or wrong
 │   └── StoreError                  a store of rows did not answer in time, or at all
+├── DeviceError (RuntimeError)      a device of the network failed, or its memory is full
 ├── RankLost (RuntimeError)         the connection to another process of the job is lost
 └── MissingExtra (ImportError)      an optional dependency is not installed
 
@@ -44,6 +45,7 @@ __all__ = [
     "DataError",
     "DecodeError",
     "DeltaGap",
+    "DeviceError",
     "ForkedLineage",
     "FormatError",
     "HotbedError",
@@ -223,6 +225,10 @@ class Unauthorized(ServingError):
 
 class StoreError(ServingError):
     """A store of rows does not answer in time, or no longer has the requested version."""
+
+
+class DeviceError(HotbedError, RuntimeError):
+    """A device on which a network computes failed in a step, or its memory is full."""
 
 
 class RankLost(HotbedError, RuntimeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from forked import SERVER
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.errors import DeviceError
+from hotbed.persist import open_checkpoint
 
 DRAW = np.random.default_rng(0)
 BATCH = 16
@@ -264,6 +267,52 @@ def order_of_grains() -> str:
 def test_host_pools_and_sums_other_grains_while_the_device_computes_one() -> None:
     """Gradients and buffers of a grain are read once the next one is sent; then loss and norms."""
     assert SERVER.call(order_of_grains) == "S" + "SRR" + "SRR" + "SRR" + "RR" + "R"
+
+
+class Failing(Network):
+    """Raises an error of torch in its third forward pass, when the rows are looked up."""
+
+    error: Exception | None = None
+    passes = 0
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        logits = super().forward(batch)
+        self.passes += 1
+        if self.passes == 3 and self.error is not None:
+            raise self.error
+        return logits
+
+
+def ended_by(folder: str, error_type: str, device: str) -> Any:
+    """Return the message of an error that ends a fit, the saved step, and what the model has."""
+    if device == "fake":
+        devices.install().reset(devices.Schedule("lazy"))
+    torch.manual_seed(0)
+    network = Failing().to(device)
+    network.error = getattr(torch, error_type)("of torch\nwith more lines")
+    dense = torch.optim.Adagrad(hb.dense_parameters(network), lr=0.1)
+    model = hb.RecModel(network, "bce", dense)
+    checkpoint = hb.callbacks.Checkpoint(folder, every_steps=2)
+    with pytest.raises(DeviceError) as raised:
+        model.fit(data(), callbacks=[checkpoint])
+    return str(raised.value), open_checkpoint(folder).manifest.counters["steps"], state_of(network)
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message"),
+    [
+        ("OutOfMemoryError", "a step needs more memory than it has, got: of torch. Nothing of"),
+        ("AcceleratorError", "it failed in a step, got: of torch. Rows may be a step ahead"),
+    ],
+)
+def test_failure_of_a_device_is_named_and_no_half_step_is_saved(
+    tmp_path: Path, error_type: str, message: str
+) -> None:
+    on_cpu = SERVER.call(ended_by, str(tmp_path / "cpu"), error_type, "cpu")
+    text, steps, state = SERVER.call(ended_by, str(tmp_path / "fake"), error_type, "fake")
+    assert text.startswith(f"device 'fake:0': {message}")
+    assert steps == on_cpu[1] == 2
+    assert state == on_cpu[2]
 
 
 def counted(steps: int) -> Any:

@@ -31,6 +31,7 @@ from hotbed.data.batch import Batch, changed
 from hotbed.data.dataset import Dataset
 from hotbed.data.grains import failed_batch
 from hotbed.data.schema import Schema
+from hotbed.embedding.device import named_failure
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.parallel.placement import SCORED_TOGETHER
@@ -230,12 +231,15 @@ def _read_examples(
 
 @contextmanager
 def _marked(run: Run) -> Iterator[None]:
-    """Record that an error within leaves something half done."""
+    """Record that an error within leaves something half done; name one of a device."""
     try:
         yield
     except BaseException as error:
         run.learner.forget()
-        run.fail(error, whole=False)
+        named = named_failure(error, run.learner.device)
+        run.fail(named or error, whole=False)
+        if named is not None:
+            raise named from error
         raise
 
 
