@@ -226,7 +226,7 @@ def many_labels() -> Found:
     schema = hb.Schema([*TWO_LABELS.columns, hb.DisplayPosition("shown", "t", form="factor")])
     network = hb.models.MMoE(schema, tables(schema), **shape, batch_norm=True, dropout=0.2)
     loss = hb.losses.MultiTask({"y": hb.losses.BCE(), "z": hb.losses.Focal()}, weights={"y": 2.0})
-    return trained(network, dataset(schema), loss=loss, whole_tables=["item"])
+    return trained(network, dataset(schema), loss=loss, whole_tables=["item"], average=0.9)
 
 
 class SideBySide(nn.Module):

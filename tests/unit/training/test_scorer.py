@@ -153,6 +153,20 @@ def test_the_state_of_an_endless_stream_does_not_grow() -> None:
     assert max(sizes) < 2 * 32_768 * 24 + 50_000
 
 
+def test_an_output_without_a_label_has_no_metrics() -> None:
+    class Three(Two):
+        def forward(self, batch: Any) -> dict[str, Tensor]:
+            return {**super().forward(batch), "price": batch.dense["x"] * 7}
+
+    losses = hb.losses.MultiTask({"click": hb.losses.BCE(), "buy": hb.losses.BCE()})
+    results = []
+    for network in (Two(), Three()):
+        observer = Progressive(Scorer(network, Criterion(losses), metric_set({"auc", "log_loss"})))
+        see(observer, batches(3))
+        results.append(observer.total.results())
+    assert results[0] == results[1]
+
+
 def test_scores_that_are_no_probabilities_have_an_auc_in_an_endless_stream_too() -> None:
     scorer = Scorer(One(), Criterion("mse"), metric_set({"auc"}))
     assert not scorer.gives_probabilities
