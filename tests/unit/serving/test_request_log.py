@@ -178,7 +178,7 @@ def test_a_place_that_a_request_brings_is_logged_and_changes_no_score(tmp_path: 
     assert model.network.position.effects.detach().abs().max() > 0
     assert hb.InferenceSession(tmp_path / "export").model.schema.display_position == shown
     items = {"item": np.arange(3)}
-    orders = np.array([[2, 0, 1], [0, 2, 1]])
+    orders = np.array([[2, 1, 0], [1, 2, 0]])
     check_logged(
         tmp_path / "export",
         tmp_path / "log",
