@@ -286,6 +286,14 @@ CASES["entire_space"] = events("ESMM")
 CASES["transferred"] = events("AITM")
 
 
+@case
+def two_towers() -> Found:
+    sides: dict[str, Any] = {"user": ["user", "tags"], "item": ["item", "x"]}
+    network = hb.models.TwoTower(ONE_LABEL, tables(ONE_LABEL), **sides, hidden=(8,), dim=4)
+    loss = hb.losses.InBatchSoftmax()
+    return trained(network, dataset(ONE_LABEL), loss=loss, metrics=("auc",), progressive=True)
+
+
 @quick
 def sequences() -> Found:
     network = hb.models.DIN(

@@ -116,7 +116,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "measure": ["--set", "file"],
         "watch": ["--host", "--port", "--published", "--quality", "--token-file", "run", "servers"],
         "replay": ["--base", "--job", "--place", "--set", "--start", "--warm-up", "log"],
-        "export": ["--out", "--set", "what"],
+        "export": ["--out", "--set", "--tower", "what"],
         "serve": [
             "--grpc-port",
             "--host",

@@ -362,6 +362,10 @@ def export(
         str | None,
         typer.Option(help="The folder or URL to write; default: `export` in the job's output."),
     ] = None,
+    tower: Annotated[
+        str | None,
+        typer.Option(help="Of a two-tower model, one tower alone: user or item. Needs --out."),
+    ] = None,
     assignments: Assignments = None,
 ) -> None:
     """Freeze the newest model of a job or a checkpoint for `hotbed serve` and `hotbed predict`."""
@@ -370,14 +374,16 @@ def export(
     from hotbed.job.file import names_a_job
     from hotbed.job.tables import StateSettings
 
-    if names_a_job(what):
-        exported = run.export(read_job(Path(what), assignments), out)
-    elif out is None:
+    if out is None and (tower is not None or not names_a_job(what)):
         raise ConfigError(
-            f"--out: missing, got {what}, which has no output folder. Say where to write the model."
+            f"--out: missing, got {what}, which has no output folder for it. Say where to write "
+            "the model."
         )
+    if names_a_job(what):
+        exported = run.export(read_job(Path(what), assignments), out, tower)
     else:
-        exported = run.export_state(what, out, StateSettings.of(assigned(assignments, "job")))
+        settings = StateSettings.of(assigned(assignments, "job"))
+        exported = run.export_state(what, str(out), settings, tower)
     show.print_export(exported)
 
 

@@ -20,15 +20,8 @@ from rich.table import Table as Grid
 from hotbed.cli.launch import RankFailure
 from hotbed.job.check import JobAnswer
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
-from hotbed.job.run import (
-    ColumnFacts,
-    Evaluated,
-    Exported,
-    JobFacts,
-    Learned,
-    Predictions,
-    Published,
-)
+from hotbed.job.run import ColumnFacts, Evaluated, JobFacts, Learned, Predictions, Published
+from hotbed.job.states import Exported
 from hotbed.prepare import Stage, Workflow
 from hotbed.quality.cells import BASE, METRICS, REPLAY
 from hotbed.quality.page import PAGE, figure_text, value_text

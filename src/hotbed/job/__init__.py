@@ -18,7 +18,7 @@ roles.py              guess the roles of columns
 run.py                the work of the commands, one function each
 sampled_tables.py     the tables of a job as its plan sees them, from ids that were read
 sniff.py              look at delimited text as pandas, spreadsheets and databases write it
-states.py             the states of a job
+states.py             the states of a job, and their exports
 tables.py             Tables: the keys under `tables` of a job
 workload.py           the workload of a job, for its plan: sample its ids, and measure its steps
 """

@@ -26,7 +26,9 @@ from hotbed.job.file import read_values
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.states import (
+    Exported,
     check_unchanged,
+    exported,
     has_state,
     newest,
     own_states,
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     from hotbed.connectors.source import Source
     from hotbed.persist.container.format import Reader, Saved
-    from hotbed.persist.container.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.baselines import Baselines
     from hotbed.training.watching.history import History
@@ -357,24 +358,6 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A folder or URL of an exported model, and its manifest."""
-
-    manifest: Manifest
-    path: Where
-
-    def request(self) -> dict[str, Any]:
-        """Return a request in JSON that a server of the model answers; its values are made up."""
-        from hotbed.data import Schema
-        from hotbed.serving.arguments import column_shapes
-        from hotbed.serving.protocol.inputs import ModelInputs
-
-        assert self.manifest.graph is not None
-        shapes = column_shapes(self.manifest.graph.to_json())
-        return ModelInputs(Schema.from_json(self.manifest.schema or {}), shapes).example()
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """Metrics of a model; those of baselines by name; and sentences on those that are better.
 
@@ -572,15 +555,21 @@ def predict_files(
     return Predictions(num_rows, out)
 
 
-def export(job: Job, out: Where | None = None) -> Exported:
-    """Freeze the job's newest model for servers; `out`: None is `export` in the job's output."""
+def export(job: Job, out: Where | None = None, tower: str | None = None) -> Exported:
+    """Freeze the job's newest model for servers; `out`: None is `export` in the job's output.
+
+    `tower`: of a two-tower model, the side whose tower is frozen alone.
+    """
     with together():
         states = trained(job)
     model = _restored(job)
-    return _export(model, states, out or job.output_path("export"))
+    out = out or job.output_path("export")
+    return exported(model, states, out, tower)
 
 
-def export_state(states: Where, out: Where, settings: StateSettings = AS_SAVED) -> Exported:
+def export_state(
+    states: Where, out: Where, settings: StateSettings = AS_SAVED, tower: str | None = None
+) -> Exported:
     """Freeze the newest state of a checkpoint; `settings`: where its rows lie meanwhile.
 
     Raises:
@@ -590,7 +579,8 @@ def export_state(states: Where, out: Where, settings: StateSettings = AS_SAVED) 
 
     with together():
         reader = open_checkpoint(states)
-    return _export(_rebuilt(states, reader, settings), states, out)
+    model = _rebuilt(states, reader, settings)
+    return exported(model, states, out, tower)
 
 
 def _restored(job: Job, reader: Reader | None = None, states: Where | None = None) -> RecModel:
@@ -681,16 +671,6 @@ def publish(
         return publisher.publish(reader, forced=forced)
 
     return Published(reader.folder, to, from_first(version))
-
-
-def _export(model: RecModel, states: Where, out: Where) -> Exported:
-    from hotbed.persist.container.format import open_checkpoint
-
-    if model.learner.shard.size == num_ranks():
-        folder = model.export(out, states)
-    else:  # a model without grains is whole on each rank
-        folder = from_first(lambda: model.export(out, states))
-    return Exported(open_checkpoint(folder).manifest, out)
 
 
 # --- looking --------------------------------------------------------------------------------------

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a job: the place of its newest model, and the lock of its stream's states."""
+"""The states of a job: where its newest is, exports of it, and the lock of its stream's states."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotbed.connectors import DeadLetters, Journal, Live
 from hotbed.errors import ConfigError
 from hotbed.files import Lock, Where, free_name, resolve, sync_folder
 from hotbed.job.events import MovedAside, Report, ignore
 from hotbed.job.job import Job
+from hotbed.job.ranks import from_first, num_ranks
 from hotbed.persist.container.store import JOURNAL, LETTERS, open_store
 from hotbed.persist.state.resume import refused_changes, shown
 from hotbed.persist.upkeep.rollback import finish_first
 
 if TYPE_CHECKING:
+    from hotbed.models.two_tower import Tower
     from hotbed.persist.container.format import Reader
+    from hotbed.persist.container.manifest import Manifest
     from hotbed.training.model import RecModel
 
 
@@ -142,3 +145,65 @@ def _move_aside(folder: Path) -> Path | None:
         os.rename(folder, aside)
         sync_folder(folder.parent)
     return aside
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder or URL of an exported model, and its manifest."""
+
+    manifest: Manifest
+    path: Where
+
+    def request(self) -> dict[str, Any]:
+        """Return a request in JSON that a server of the model answers; its values are made up."""
+        from hotbed.data import Schema
+        from hotbed.serving.arguments import column_shapes
+        from hotbed.serving.protocol.inputs import ModelInputs
+
+        assert self.manifest.graph is not None
+        shapes = column_shapes(self.manifest.graph.to_json())
+        return ModelInputs(Schema.from_json(self.manifest.schema or {}), shapes).example()
+
+
+def exported(model: RecModel, states: Where, out: Where, tower: str | None = None) -> Exported:
+    """Freeze a model for servers.
+
+    Args:
+        model: with the newest state.
+        states: the checkpoint of that state.
+        out: where the export is written.
+        tower: of a two-tower model, the side whose tower is frozen alone.
+
+    Raises:
+        ConfigError: the model has no towers.
+    """
+    from hotbed.models import TwoTower
+    from hotbed.persist.container.format import open_checkpoint
+
+    if tower is not None:
+        if not isinstance(model.network, TwoTower):
+            raise ConfigError(
+                f"--tower: the model has no towers, got {type(model.network).__name__}. Leave it "
+                "out, or train a two_tower model."
+            )
+        folder = _of_tower(model, model.network.tower(tower)).export(out)
+    elif model.learner.shard.size == num_ranks():
+        folder = model.export(out, states)
+    else:  # a model without grains is whole on each rank
+        folder = from_first(lambda: model.export(out, states))
+    return Exported(open_checkpoint(folder).manifest, out)
+
+
+def _of_tower(model: RecModel, tower: Tower) -> RecModel:
+    """Return a model of a tower, with the types that the whole one learned from."""
+    from hotbed.training.learned_types import typed
+    from hotbed.training.model import RecModel
+
+    if model.learner.shard.size > 1:
+        raise ConfigError(
+            f"--tower: the rows lie on several ranks, got {model.learner.shard.size}. Export the "
+            "tower in one process."
+        )
+    part = RecModel(tower)
+    part.schema = typed(tower.schema, model.schema, model.encoder)
+    return part

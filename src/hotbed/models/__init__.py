@@ -26,6 +26,7 @@ tensors of any of them, or of a network of your own.
     rankmixer.py  RankMixer: tokens of feature groups that exchange parts
     recorded.py   the current values and gradients of named tensors of a network, by forward hooks
     tasks.py      the labels that a model predicts
+    two_tower.py  two towers: users and items as vectors of one space
     wide_deep.py  Wide & Deep
     graph/        networks from JSON descriptions; docs/graphs.md describes the format
     layers/       building blocks of ranking models
@@ -52,6 +53,7 @@ from hotbed.models.ple import PLE
 from hotbed.models.qnn import QNN
 from hotbed.models.rankmixer import RankMixer
 from hotbed.models.recorded import recorded
+from hotbed.models.two_tower import TwoTower
 from hotbed.models.wide_deep import WideDeep
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "PLE",
     "QNN",
     "RankMixer",
+    "TwoTower",
     "WideDeep",
     "recorded",
     "set_base_rate",

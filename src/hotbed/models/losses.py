@@ -26,6 +26,7 @@ __all__ = [
     "MSE",
     "CrossEntropy",
     "Focal",
+    "InBatchSoftmax",
     "Loss",
     "MultiTask",
     "Pairwise",
@@ -231,6 +232,52 @@ class Softmax(Loss):
             return prediction.sum()
         log_share = F.log_softmax(prediction / self.temperature, dim=0)
         return -(gains * log_share).sum() / gains.sum().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class InBatchSoftmax(Loss):
+    """Softmax of each positive over the items of its batch, mean over positives.
+
+    The prediction is [n, n], as `hb.models.TwoTower` gives it in training: the score of user i and
+    item j, -inf where item j is not a negative of sample i. The loss is the mean of
+    -log softmax(x_i)_i with the weights y_i; weights of samples multiply the labels. Of
+    predictions [n], which networks give in evaluation, it is `Softmax`: the batch as one list.
+
+    Source: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+        Recommendations", RecSys 2019.
+
+    >>> InBatchSoftmax()(torch.zeros(4, 4), torch.ones(4))  # log 4
+    tensor(1.3863)
+    """
+
+    def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch, a float32 scalar; 0 for a batch without a positive.
+
+        Args:
+            prediction: scores [n, n], or [n].
+            label: labels [n], above 0 for positives.
+            weight: sample weights [n], or None.
+
+        Raises:
+            ConfigError: the shapes differ.
+        """
+        if prediction.dim() == 1:
+            return super().__call__(prediction, label, weight)
+        gains = label.float()
+        if weight is not None:
+            gains = gains * weight.float()
+        if prediction.shape != 2 * gains.shape:
+            shapes = [list(tensor.shape) for tensor in (prediction, gains)]
+            raise ConfigError(
+                f"InBatchSoftmax: expected scores [n, n] and labels [n], got {shapes[0]} and "
+                f"{shapes[1]}. Use a network such as hb.models.TwoTower."
+            )
+        scores = prediction.float()
+        losses = torch.logsumexp(scores, dim=1) - torch.diagonal(scores)
+        return (gains * losses).sum() / gains.sum().clamp_min(1e-12)
+
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
+        return Softmax()._mean(prediction, label, weight)
 
 
 @dataclass(frozen=True)

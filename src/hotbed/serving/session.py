@@ -357,9 +357,9 @@ class InferenceSession:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the predictions of every row of a source, in its order.
 
-        A record batch has the columns of the source that `keep` names, and a float32 column for
-        each output; see `beside`. Labels need not be there. Text files are read with the types of
-        training.
+        A record batch has the columns of the source that `keep` names, and a column for each
+        output: float32, or lists of float32 where an output is a vector; see `beside`. Labels need
+        not be there. Text files are read with the types of training.
 
         Raises:
             ConfigError: the source never ends, or has no column that `keep` names.
@@ -392,7 +392,7 @@ class InferenceSession:
 def beside(
     rows: pa.RecordBatch | pa.Table, keep: Sequence[str], outputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the kept columns of rows, and their predictions.
+    """Return the kept columns of rows, and their predictions; vectors [n, dim] are lists of `dim`.
 
     A prediction that has the name of a kept column, as of a label, is called `predicted_NAME`.
     Raises ConfigError for a column that the rows do not have.
@@ -404,6 +404,9 @@ def beside(
         )
     columns = {name: rows.column(name) for name in keep}
     for name, values in outputs.items():
+        if getattr(values, "ndim", 1) == 2:  # vectors
+            flat = pa.array(np.ascontiguousarray(values).ravel())
+            values = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
         columns[f"predicted_{name}" if name in columns else name] = values
     return columns
 

@@ -4,6 +4,7 @@
 They lie by kind: products of features in `interaction`, linear layers in `dense`, sums and products
 of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
 
+    in_batch.py   counts and masks for a softmax over the items of a batch; they use tables
     inputs.py     from a `Batch` to the tensors that layers take
     tensors.py    checks of the tensors that layers are called with
     activation/   activations that torch does not have
