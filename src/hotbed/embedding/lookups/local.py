@@ -388,15 +388,9 @@ class _Results:
     def __init__(self, layout: FeatureLayout, host: HostIds, memory: RowMemory) -> None:
         width = layout.output_dim
         shapes = [(host.num_samples, width)]
-        for feature, dim, values, offsets in zip(
-            layout.features, layout.dims, host.values, host.offsets, strict=True
-        ):
-            if feature.pooling == "none":
-                size = values.numel()
-                if offsets is not None:
-                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
-                    size = layout.buckets.size_for(size, rows_of)
-                shapes.append((size, dim))
+        for number, pooled in enumerate(layout.pooled):
+            if not pooled:
+                shapes.append((_num_rows(layout, host, number), layout.dims[number]))
         self.flat, *self.sequences = memory(shapes)
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()
@@ -409,6 +403,16 @@ class _Results:
                 rows = next(sequences)
                 rows[values.numel() :] = 0.0
                 self.addresses.append((rows.data_ptr(), dim))
+
+
+def _num_rows(layout: FeatureLayout, host: HostIds, number: int) -> int:
+    """Return the rows of a sequence, those of its bucket included."""
+    size = host.values[number].numel()
+    if host.offsets[number] is None:
+        return size
+    feature = layout.features[number]
+    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
+    return layout.buckets.size_for(size, rows_of)
 
 
 def _begun(
