@@ -4,7 +4,8 @@
 The step has 1,024 samples with 200 entries each and dim 16, one table for target and history. The
 request has 100 candidates and one history of 1,000 entries for all of them, and is answered by a
 session in this process. "lookup" takes the mean of the rows, as a column of pooling "mean".
-Medians and 99th percentiles in milliseconds, one JSON line a kind:
+Medians and 99th percentiles in milliseconds, of the time that passes and of the processor's (cpu),
+one JSON line a kind:
 
     python benchmarks/attention.py
 """
@@ -59,15 +60,20 @@ def rows(num_rows: int, length: int, seed: int) -> dict[str, Any]:
 
 
 def milliseconds(call: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Return median and 99th percentile of the time of a call."""
+    """Return median and 99th percentile of the time of a call, and of its processor time."""
     times = []
+    processor_times = []
     for _ in range(rounds):
         began = time.perf_counter()
+        processor_began = time.process_time()
         call()
+        processor_times.append((time.process_time() - processor_began) * 1e3)
         times.append((time.perf_counter() - began) * 1e3)
     return {
         "median_ms": round(float(np.median(times)), 2),
         "p99_ms": round(float(np.quantile(times, 0.99)), 2),
+        "cpu_median_ms": round(float(np.median(processor_times)), 2),
+        "cpu_p99_ms": round(float(np.quantile(processor_times, 0.99)), 2),
     }
 
 

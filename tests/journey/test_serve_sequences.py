@@ -6,6 +6,7 @@ feature is refused.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,51 @@ def test_packed_histories_of_any_length_are_served_with_their_training_score(
     assert len(set(found.tolist())) == 5
     of_all = session.predict({"item": [1, 2]}, context={"history": histories[0]})
     np.testing.assert_allclose(of_all[0], found[0], rtol=0, atol=1e-6)
+
+
+def test_histories_that_all_candidates_share_enter_the_graph_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    names = {"item_history": "item", "shop_history": "shop"}
+    sequences = [hb.Id(name, table=table, pooling="none") for name, table in names.items()]
+    schema = hb.Schema([hb.Label("label"), hb.Id("item"), hb.Id("shop"), *sequences])
+    histories = [{name: target} for name, target in names.items()]
+    tables = hb.make_tables(schema, dim=4)
+    network = hb.models.DIN(
+        schema, tables, histories=histories, length=20, attention="dot", hidden=(8,)
+    )
+    model = hb.RecModel(network, "bce", hb.Adam(lr=0.02))
+    draw = np.random.default_rng(0)
+
+    def lists(lengths: Any) -> list[list[int]]:
+        return [draw.integers(0, 40, length).tolist() for length in lengths]
+
+    data: dict[str, Any] = {name: draw.integers(0, 40, 100) for name in ("item", "shop")}
+    data |= {name: lists(draw.integers(0, 9, 100)) for name in names}
+    data["label"] = draw.integers(0, 2, 100)
+    model.fit(hb.Dataset(hb.sources.Memory(data), schema, 50), progress=False)
+    session = hb.InferenceSession(model.export(tmp_path / "exported"))
+    graph = session._session
+    fed: dict[str, Any] = {}
+
+    def run(outputs: list[str], feeds: dict[str, Any]) -> Any:
+        fed.update(feeds)
+        return graph.run(outputs, feeds)
+
+    monkeypatch.setattr(session, "_session", SimpleNamespace(run=run))
+    candidates = {"item": [1, 2, 44, 5, 6], "shop": [5, 4, 3, 2, 1]}
+    for length in (0, 1, 16, 19, 70):
+        context = dict(zip(names, lists([length, 33]), strict=True))
+        repeated = {name: [values] * 5 for name, values in context.items()}
+        asked = hb.sources.Memory({**candidates, **repeated, "label": [0] * 5})
+        expected = model.predict(hb.Dataset(asked, schema, 5))
+        scores = session.predict(candidates, context)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+        rows = {name.split("/")[2]: len(fed[name]) for name in fed if name.count("/") == 2}
+        assert rows == {"item_history": min(length, 20), "shop_history": 20}
+
+        of_each = {**candidates, "shop_history": repeated["shop_history"]}
+        del context["shop_history"]
+        scores = session.predict(of_each, context)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)

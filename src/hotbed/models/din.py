@@ -106,6 +106,11 @@ class DIN(nn.Module):
         self.position = PositionTerm(schema)
         xavier_(self)
 
+    @property
+    def shares_histories(self) -> bool:
+        """Whether `forward` takes one list of each history for all samples, with offsets [2]."""
+        return self.attention == "dot"
+
     def forward(self, batch: Batch) -> Tensor:
         """A batch of n samples -> logits [n]."""
         if self.attention == "perceptron":

@@ -117,6 +117,7 @@ class InferenceSession:
         self.model = model
         self._most_entries = most_entries
         self._lengths: Mapping[str, int] = graph.get("lengths", {})
+        self._shares_histories: bool = graph.get("shares_histories", False)
         self._encode = RequestEncoder(model.schema)
         self._encoded = EncodedRequests(model.schema)
         widths = {column.name: column.width for column in model.schema.dense}
@@ -246,17 +247,26 @@ class InferenceSession:
             request = replace(request, ids=self._newest(request.ids))
         self._check_entries(request, itertools.chain(*self._sequences.values()))
         looked_up = self._without_weights(request.ids)
+        num_lists = self._num_lists(request)
         for name, lookup in self._lookups.items():
             flat, sequences, late = lookup(looked_up, request.num_samples, asked)
             num_late += late
             feeds[name] = flat
             features = self._sequences[name]
             for feature, rows in zip(features, sequences, strict=True):
-                self._feed_sequence(feeds, name, feature, rows, request)
+                self._feed_sequence(feeds, name, feature, rows, request, num_lists)
         if len(feeds) > len(self._inputs):
             for name in feeds.keys() - self._inputs:
                 del feeds[name]
         return feeds, num_late
+
+    def _num_lists(self, request: ScoreRequest) -> int:
+        """Return how many lists of each sequence the graph gets: one if candidates share them."""
+        if self._shares_histories:
+            features = itertools.chain(*self._sequences.values())
+            if all(len(request.ids[name]) == 1 for name in features):
+                return 1
+        return request.num_samples
 
     def _newest(self, ids: FeatureIds) -> FeatureIds:
         """Return ids without those of histories that the network does not read."""
@@ -328,20 +338,20 @@ class InferenceSession:
         feature: str,
         rows: RowArray,
         request: ScoreRequest,
+        num_lists: int,
     ) -> None:
-        """Add the rows of a sequence feature, and where those of each candidate begin."""
-        n = request.num_samples
+        """Add the rows of a sequence feature, and where each of its lists begins."""
         ids = request.ids[feature]
         if not isinstance(ids, Ids):
             ids = Ids(ids)
         ids = ids.with_offsets()
         offsets = ids.offsets
         num_rows = len(rows)
-        if len(ids) != n:  # context: each candidate has the same rows
-            offsets = np.arange(n + 1) * num_rows
-            rows = np.tile(rows, (n, 1))
+        if len(ids) != num_lists:  # context: each candidate has the same rows
+            offsets = np.arange(num_lists + 1) * num_rows
+            rows = np.tile(rows, (num_lists, 1))
         offsets_input = f"offsets/{feature}"
-        if offsets_input not in self._inputs and len(rows) != n:
+        if offsets_input not in self._inputs and len(rows) != num_lists:
             raise DataError(
                 f"feature {feature!r}: the network takes one id a candidate, got "
                 f"{num_rows} for {len(ids)}. Give each candidate one."

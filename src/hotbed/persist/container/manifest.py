@@ -244,11 +244,12 @@ class GraphEntry(Entry):
     outputs: list[str]
     ids: dict[str, Any] | None = None
     lengths: dict[str, Count] | None = None
+    shares_histories: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values, with `ids` and `lengths` only where there are some."""
+        """Return the entry as JSON values, without the optional ones that are None."""
         plain = super().to_json()
-        for name in ("ids", "lengths"):
+        for name in ("ids", "lengths", "shares_histories"):
             if plain[name] is None:
                 del plain[name]
         return plain

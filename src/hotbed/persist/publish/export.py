@@ -121,9 +121,19 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
     lengths = read_lengths(half, inputs)
-    graph = OnnxGraph(onnx, weights, half.lookups, dense, half.outputs, lengths=lengths)
+    graph = OnnxGraph(
+        onnx,
+        weights,
+        half.lookups,
+        dense,
+        half.outputs,
+        lengths=lengths,
+        shares_histories=half.shares_histories,
+    )
     _check_version(half, graph, inputs, _ROWS, 1.0)
     _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
+    if half.shares_histories:
+        _check_shared(half, graph, inputs)
     return graph
 
 
@@ -136,6 +146,23 @@ def _check_version(
     request = half.first(num_rows, inputs)
     expected = torch.func.functional_call(half, weights, tuple(request.values()))
     check_outputs(graph, request, weights, expected)
+
+
+def _check_shared(half: _DenseHalf, graph: OnnxGraph, inputs: Mapping[str, Tensor]) -> None:
+    """Check a request with one list of each history for all candidates, beside repeated lists."""
+    shared = dict(inputs)
+    repeated = dict(inputs)
+    for name, values in inputs.items():
+        kind, feature = _parts_of(name)
+        if kind == "offsets":
+            num_entries = int(values[-1])
+            shared[name] = torch.tensor([0, num_entries])
+            repeated[name] = torch.arange(_ROWS + 1) * num_entries
+        elif feature is not None and f"offsets/{feature}" in inputs:
+            repeated[name] = values.repeat(_ROWS, 1)
+    state = dense_state(half)
+    weights = {name: state[name] for name in graph.weights}
+    check_outputs(graph, shared, weights, half(*repeated.values()))
 
 
 class _DenseHalf(Half):
@@ -203,6 +230,18 @@ class _DenseHalf(Half):
         """Names of the inputs that say where the items of candidates begin."""
         return {name for name in self._names if _parts_of(name)[0] == "offsets"}
 
+    @property
+    def shares_histories(self) -> bool:
+        """Whether the network says that it takes one list of each history for all samples.
+
+        What a base class says does not count, since a subclass may have another forward function.
+        Ids that the graph pools itself have a list for each candidate.
+        """
+        pools_ids = any(_parts_of(name)[0] == "ids" for name in self._names)
+        if not self.starts or pools_ids or "shares_histories" not in vars(type(self.network)):
+            return False
+        return bool(self.network.shares_histories)
+
     def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
         """Return a made-up request of `num_rows` candidates, once the inputs are recorded."""
         generator = torch.Generator().manual_seed(seed)
@@ -244,14 +283,16 @@ class _DenseHalf(Half):
         """Return which dimension of each input changes, as torch.export takes it."""
         rows = torch.export.Dim("rows")
         items = {}
+        starts = dict[str | None, Any]()
         for number, name in enumerate(self._has_list):
             items[name] = torch.export.Dim(f"items_{number}")
+            starts[name] = torch.export.Dim(f"starts_{number}", min=2)
         sizes = []
         for name in self._names:
             kind, feature = _parts_of(name)
             size: Any = rows
             if kind == "offsets":
-                size = rows + 1
+                size = starts[feature] if self.shares_histories else rows + 1
             elif feature is not None and f"offsets/{feature}" in self._names:
                 size = items[feature]
             sizes.append({0: size})

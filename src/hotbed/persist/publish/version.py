@@ -92,6 +92,8 @@ class OnnxGraph:
         dense: columns that the input `dense` takes side by side, float32 [n, sum of widths].
         outputs: names of the predictions, one for each label.
         lengths: of sequences, how many of their newest rows the network reads, where that is known.
+        shares_histories: whether sequences that all candidates share may be given once: then all
+            `offsets/<feature>` are int64 [2].
         schema: of the requests, as `Schema.to_json` returns it; None: that of the state.
         ids: what computes the ids of the lookups, if the network takes tensors instead of features.
     """
@@ -105,6 +107,7 @@ class OnnxGraph:
     schema: dict[str, Any] | None = None
     ids: IdsOnnx | None = None
     lengths: Mapping[str, int] = field(default_factory=dict)
+    shares_histories: bool = False
 
     def entry(self) -> GraphEntry:
         """Return everything but the graph itself, for the manifest."""
@@ -119,6 +122,7 @@ class OnnxGraph:
             outputs=list(self.outputs),
             ids=None if self.ids is None else self.ids.entry(),
             lengths=dict(self.lengths) or None,
+            shares_histories=self.shares_histories or None,
         )
 
 

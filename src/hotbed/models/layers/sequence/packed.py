@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from hotbed import checks
 from hotbed.models.layers import tensors
 
+_BLOCK = 16  # entries that are multiplied as one matrix
+
 
 class DotAttentionPooling(nn.Module):
     """Attention by inner products: y = V sum_k a_k h_k, a = softmax_k(Q t . K h_k / sqrt(dim)).
@@ -45,21 +47,58 @@ class DotAttentionPooling(nn.Module):
         self.value = nn.Linear(dim, dim, bias=False)
 
     def forward(self, target: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-        """Targets [n, dim], rows [m, dim] and offsets int64 [n + 1] -> [n, dim]."""
+        """Targets [n, dim], rows [m, dim] and offsets int64 [n + 1] -> [n, dim].
+
+        Offsets [2] say that all targets share one history, whose rows are there once.
+        """
         tensors.dimensions("DotAttentionPooling", target, 2)
         tensors.dimensions("DotAttentionPooling", rows, 2)
         offsets = offsets.to(rows.device)
         queries = self.query(target) @ self.key.weight / math.sqrt(target.shape[1])
+        is_exported = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        if is_exported or offsets.shape[0] - 1 != target.shape[0]:
+            pooled = self._pool_blocks(queries, rows, offsets)
+        else:
+            pooled = self._pool_entries(queries, rows, offsets)
+        result: Tensor = self.value(pooled)
+        return result
+
+    def _pool_entries(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Return the weighed mean of each sample, entry by entry: the fastest way to train."""
+        num_samples = queries.shape[0]
         samples = _samples(offsets, rows.shape[0])
         scores = (F.embedding(samples, queries) * rows).sum(1)
         if self.length is not None:
             is_read = _ages(offsets, samples) < self.length
             scores = scores.masked_fill(~is_read, -math.inf)
-        largest = scores.new_zeros(target.shape[0])
+        largest = scores.new_zeros(num_samples)
         largest = largest.scatter_reduce(0, samples, scores.detach(), "amax", include_self=False)
         weights = torch.exp(scores - largest[samples])
-        pooled: Tensor = self.value(_weighed_mean(rows, weights, samples, target.shape[0]))
-        return pooled
+        return _weighed_mean(rows, weights, samples, num_samples)
+
+    def _pool_blocks(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Return the same by products of matrices: the fastest way in a graph for servers.
+
+        It takes one history of all samples, too.
+        """
+        num_samples = queries.shape[0]
+        blocks, is_entry, histories = _blocks(rows, offsets, self.length)
+        is_entry = is_entry.unsqueeze(1)
+        # the samples of each block: one if each has its history, all if they share one
+        step = offsets.shape[0] - 1
+        samples = torch.arange(0, num_samples, step, device=rows.device) + histories.unsqueeze(1)
+        scores = F.embedding(samples, queries) @ blocks.transpose(1, 2)
+        scores = scores.masked_fill(~is_entry, torch.finfo(scores.dtype).min)
+        flat = samples.flatten()
+        highest = scores.detach().amax(2).flatten()
+        largest = scores.new_zeros(num_samples)
+        largest = largest.scatter_reduce(0, flat, highest, "amax", include_self=False)
+        weights = torch.exp(scores - F.embedding(samples, largest.unsqueeze(1)))
+        weights = weights * is_entry.to(weights.dtype)
+        total = weights.new_zeros(num_samples).index_add(0, flat, weights.sum(2).flatten())
+        sums = rows.new_zeros(num_samples, rows.shape[1])
+        sums = sums.index_add(0, flat, (weights @ blocks).flatten(0, 1))
+        return _divided(sums, total)
 
     def extra_repr(self) -> str:
         """Return the length, for `repr`."""
@@ -107,6 +146,36 @@ class DecayedMean(nn.Module):
         return f"half_life={self.half_life}, length={self.length}"
 
 
+def _blocks(rows: Tensor, offsets: Tensor, length: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut each history into blocks of equal size, from its newest entry on.
+
+    So a block is a matrix, and the entries before those that are read change no bit of the others.
+    The number of blocks depends on the numbers of rows and histories alone, as exporters need it;
+    blocks that no history needs have no entries.
+
+    Returns:
+        Rows [blocks, size, dim]; which of them are entries, bool [blocks, size]; and the history
+        of each block, int64 [blocks].
+    """
+    starts, ends = offsets[:-1], offsets[1:]
+    if length is not None:
+        starts = torch.maximum(starts, ends - length)
+    block_ends = ((ends - starts + _BLOCK - 1) // _BLOCK).cumsum(0)
+    padded = torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+    # of at least one row: (0 - 1) // size is not the same number in a graph
+    most = padded.shape[0] + _BLOCK * (offsets.shape[0] - 1)
+    places = torch.arange(0, most, _BLOCK, device=rows.device)  # of the first row of each block
+    begun = block_ends[:-1]
+    begins = torch.zeros_like(places).index_add(0, begun, torch.ones_like(begun))
+    histories = begins.cumsum(0)
+    first = (ends - _BLOCK * block_ends)[histories] + places
+    entries = first.unsqueeze(1) + torch.arange(_BLOCK, device=rows.device)
+    is_entry = entries >= starts[histories].unsqueeze(1)
+    is_entry = is_entry & (entries < ends[histories].unsqueeze(1))
+    blocks = F.embedding((entries + 1) * is_entry, padded)
+    return blocks, is_entry, histories
+
+
 def _samples(offsets: Tensor, num_rows: int) -> Tensor:
     """Return the sample of each row, int64 [num_rows].
 
@@ -129,5 +198,10 @@ def _weighed_mean(rows: Tensor, weights: Tensor, samples: Tensor, num_samples: i
     total = weights.new_zeros(num_samples).index_add(0, samples, weights)
     sums = rows.new_zeros(num_samples, rows.shape[1])
     sums = sums.index_add(0, samples, (weights.unsqueeze(1) * rows).to(rows.dtype))
+    return _divided(sums, total)
+
+
+def _divided(sums: Tensor, total: Tensor) -> Tensor:
+    """Return sums [n, dim] divided by weights [n]; zeros where there are none."""
     smallest = torch.finfo(total.dtype).tiny
     return sums / total.clamp_min(smallest).unsqueeze(1)
