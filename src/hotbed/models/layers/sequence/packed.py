@@ -157,7 +157,8 @@ def _blocks(rows: Tensor, offsets: Tensor, length: int | None) -> tuple[Tensor, 
         Rows [blocks, size, dim]; which of them are entries, bool [blocks, size]; and the history
         of each block, int64 [blocks].
     """
-    starts, ends = offsets[:-1], offsets[1:]
+    starts = offsets[:-1]
+    ends = offsets[1:]
     if length is not None:
         starts = torch.maximum(starts, ends - length)
     block_ends = ((ends - starts + _BLOCK - 1) // _BLOCK).cumsum(0)
