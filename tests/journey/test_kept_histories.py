@@ -97,5 +97,6 @@ def test_rows_out_of_order_are_refused(
 ) -> None:
     model = make_model()
     dataset = hb.Dataset(hb.sources.Memory(ratings), model.schema, batch_size=64, **options)
-    with pytest.raises(ConfigError, match=f"in the order of their times, got {problem}"):
+    with pytest.raises(ConfigError, match=f"in the order of their times, got {problem}") as error:
         model.fit(dataset, epochs=passes, progress=False)
+    assert "give each row its list as a column of the data" in str(error.value)

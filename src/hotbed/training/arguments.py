@@ -92,7 +92,8 @@ def check_rows_in_order(histories: HistoryStore | None, goal: Goal, shard: Shard
     if problem:
         raise ConfigError(
             f"histories: {name!r} is kept of rows that come once and in the order of their times, "
-            f"got {problem}. Learn one pass in order, or prepare the column with hotbed prepare."
+            f"got {problem}. Learn one pass in that order with one grain, without shuffle, or give "
+            "each row its list as a column of the data (docs/sequences.md)."
         )
 
 
