@@ -26,9 +26,24 @@ def ratings(request: pytest.FixtureRequest) -> pl.DataFrame:
     return read_ratings(request.config.rootpath, 1200)
 
 
-def test_histories_in_training_are_those_of_a_dict(ratings: pl.DataFrame) -> None:
+def files_and_stream(ratings: pl.DataFrame, folder: Path) -> hb.sources.Source:
+    """Return old ratings in a file, and a followed folder with newer ones behind them."""
+    incoming = folder / "incoming"
+    incoming.mkdir()
+    ratings.head(700).write_csv(folder / "old.csv")
+    ratings.slice(700, 200).write_csv(incoming / "1.csv")
+    ratings.slice(900).write_csv(incoming / "2.csv")
+    old = hb.sources.Csv(str(folder / "old.csv"))
+    return hb.sources.Concat([old, hb.sources.Follow(str(incoming))])
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_histories_in_training_are_those_of_a_dict(
+    ratings: pl.DataFrame, tmp_path: Path, is_stream: bool
+) -> None:
     model = make_model()
     replay = Replay()
+    ratings = ratings.head(18 * 64)  # whole batches: a stream would wait for the rest of one
     rows = ratings.to_dicts()
     begins: list[int] = [0]
 
@@ -41,9 +56,15 @@ def test_histories_in_training_are_those_of_a_dict(ratings: pl.DataFrame) -> Non
             replay.leave(row)
         batch = run.example.batch
         check_seen(batch.ids["before"], batch.dense["likes"], expected)
+        if begins[0] == len(rows):
+            run.stop("all ratings were read")
 
     callback = SimpleNamespace(on_step_begin=check)
-    model.online_train(dataset_of(ratings, model), [callback], progress=False)
+    dataset = dataset_of(ratings, model)
+    if is_stream:
+        source = files_and_stream(ratings, tmp_path)
+        dataset = hb.Dataset(source, model.schema, batch_size=64)
+    model.online_train(dataset, [callback], progress=False, max_seconds=300)
     assert begins[0] == len(rows)
 
 
