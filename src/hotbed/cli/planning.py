@@ -120,11 +120,14 @@ def expected_rows(assignments: Sequence[str] | None) -> dict[str, float]:
 def print_plan(plan: JobPlan, page: Where) -> None:
     """Print a plan: a line for each number of ranks, then what each rank has, then notes."""
     work = plan.work
+    link = ""
+    if len(plan.plans) > 1:
+        speed = f"{size_text(work.link.bandwidth)}/s"
+        link = f"; a message {1e6 * work.link.latency:,.0f} us and {speed}"
     print_line(
         f"{plan.sampled.samples:,} samples read; a process without rows "
         f"{size_text(work.process_bytes)}; "
-        f"a step of one process {1e3 * plan.plans[0].seconds:.1f} ms; a message "
-        f"{1e6 * work.link.latency:,.0f} us and {size_text(work.link.bandwidth)}/s"
+        f"a step of one process {1e3 * plan.plans[0].seconds:.1f} ms{link}"
     )
     grid = Grid(*HEAD, padding=(0, 1 if console.width >= WIDE else 0))
     for of_ranks in plan.plans:

@@ -104,6 +104,14 @@ class HistoryStore:
                 self._add(column, seen.kind, left)
         return changed(batch, {"ids": ids, "dense": dense})
 
+    def older_ids(
+        self, column: KeptByKey, keys: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many older rows each key has, [k], and the ids of these rows, key by key."""
+        newest = self.tables[column.newest_table].lookup(keys).view(np.int32)
+        counts, ids = _core.older_rows(keys, newest.reshape(-1), column.kind_in(self.schema).lanes)
+        return counts, ids
+
     def _read(self, wanted: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
         return {name: self.tables[name].lookup(ids) for name, ids in wanted.items()}
 

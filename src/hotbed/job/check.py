@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from hotbed.connectors import Kafka, Memory, ReadPlan, Source
 from hotbed.connectors.files import FileSource
-from hotbed.data.schema import DisplayPosition, Label, Weight
+from hotbed.data.schema import DisplayPosition, KeptColumn, Label, Weight
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, FormatError, HotbedError, SchemaError
 from hotbed.files import check_folder, check_scratch, resolve
@@ -327,6 +327,7 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
     columns = [
         column
         for column in job.declared.columns
+        if not isinstance(column, KeptColumn)
         if part != "predict" or not isinstance(column, (Label, Weight, DisplayPosition))
     ]
     missing = sorted({column.source for column in columns} - set(names))
@@ -426,7 +427,7 @@ def _table_bytes(job: Job) -> tuple[dict[str, float], bool]:
     schema = _fitted(job, rows)
     model = replace(job, grains=1, tables=job.tables.in_memory()).rec_model(schema)
     total = None if source.endless else source.num_rows()
-    counted, sampled, _ = read_ids(
+    read = read_ids(
         replace(job, train=Memory(rows)), model, max(rows.num_rows // 8, 1), total
     )
     rows_of_tables: dict[str, int] = {}
@@ -437,7 +438,7 @@ def _table_bytes(job: Job) -> tuple[dict[str, float], bool]:
     for name, table in model.tables.items():
         tier = job.tables.tier_of(name)
         expected = rows_of_tables.get(name)
-        facts = facts_of(table, tier, counted[name], job, sampled, expected)
+        facts = facts_of(table, tier, read.ids[name], job, read.sampled, expected)
         sizes[name] = facts.memory_of_all()
     return sizes, total is not None or bool(rows_of_tables)
 

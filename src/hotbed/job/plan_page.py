@@ -52,9 +52,10 @@ def write_plan(path: Where, plan: JobPlan, title: str) -> None:
         "a process without rows": size_text(work.process_bytes),
         "dense values": size_text(work.dense_bytes),
         "ms a step of one process": round(1e3 * plan.plans[0].seconds, 1),
-        "us a message": round(1e6 * work.link.latency),
-        "between ranks, a second": size_text(work.link.bandwidth),
     }
+    if len(plan.plans) > 1:
+        cards["us a message"] = round(1e6 * work.link.latency)
+        cards["between ranks, a second"] = size_text(work.link.bandwidth)
     if plan.ram is not None:
         cards["ranks that fit"] = plan.needed or "none"
     sections = [

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hotbed.data.histories import KeptByKey
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError
 from hotbed.job.job import Job
@@ -133,6 +134,12 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"--host-ranks: all hosts have as many ranks, got {host_ranks} for --ranks "
             f"{wishes.ranks}. Give a multiple of {host_ranks} as --ranks."
         )
+    kept = [column.name for column in job.declared.kept]
+    if kept and (wishes.ranks or 1) > 1:
+        raise ConfigError(
+            f"--ranks: {kept[0]!r} is kept by one process so far, got {wishes.ranks} ranks. Leave "
+            "--ranks out."
+        )
     work, sampled = workload_of(job, wishes.rows or {})
     if wishes.cores is not None:
         work = replace(work, cores=wishes.cores)
@@ -142,13 +149,18 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     work = replace(work, disk=None if slowest is None else slowest.times())
     of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
     numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
-    if wishes.ranks is not None:
+    if kept:
+        numbers = [1]
+    elif wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]
-    needed = None if wishes.ram is None else needed_ranks(work, wishes.ram)
+    needed = None
+    if wishes.ram is not None:
+        needed = needed_ranks(work, wishes.ram, max(numbers) if kept else MOST_RANKS)
     notes = [
-        *_disturbance(work),
+        *_disturbance(work, plans),
         *_shared_cores(work, plans),
+        *_kept_notes(job, work),
         *_notes(job, sampled, plans, wishes, needed),
     ]
     return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
@@ -189,22 +201,42 @@ def _shared_cores(work: Workload, plans: Sequence[RanksPlan]) -> Iterator[str]:
     )
 
 
-def _disturbance(work: Workload) -> Iterator[str]:
+def _kept_notes(job: Job, work: Workload) -> Iterator[str]:
+    """Yield what each key of a history or count takes."""
+    tables = {table.name: table for table in work.tables}
+    for column in job.declared.kept:
+        assert isinstance(column, KeptByKey)
+        newest = tables[column.newest_table]
+        memory = newest.memory_of_all() + tables[column.older_table].memory_of_all()
+        num_keys = float(newest.rows.sum())
+        yield (
+            f"{column.name!r} is kept of {num_keys:,.0f} keys by {column.by!r}, with "
+            f"{memory / max(num_keys, 1):,.0f} bytes of memory each."
+        )
+    if job.declared.kept:
+        yield "Histories and counts are kept by one process so far, so there is no plan of ranks."
+
+
+def _disturbance(work: Workload, plans: Sequence[RanksPlan]) -> Iterator[str]:
     """Yield a warning if the steps that were measured waited for a processor, or differed."""
     if work.cpu_share >= LEAST_CPU_SHARE and work.spread <= MOST_SPREAD:
         return
     from hotbed.parallel.forecast.ranks import planned
 
-    of_two = planned(replace(work, disk=None), 2)
-    waiting = of_two.times["waiting"]
+    of_ranks = ""
+    if len(plans) > 1:
+        of_two = planned(replace(work, disk=None), 2)
+        waiting = of_two.times["waiting"]
+        of_ranks = (
+            f"Two ranks waited {1e3 * waiting:,.1f} ms a step for each other, which counts for "
+            "every number of ranks: their times may be up to "
+            f"{of_two.seconds / (of_two.seconds - waiting) - 1:.0%} too long. "
+        )
     yield (
         f"Warning: the measurement was disturbed. Its steps had a processor for "
         f"{work.cpu_share:.0%} of their time, and rounds of the same steps differed by "
         f"{work.spread:.0%}. Times of one process are those of a processor: they may be up to "
-        f"{work.spread:.0%} too long. Two ranks waited {1e3 * waiting:,.1f} ms a step for each "
-        f"other, which counts for every number of ranks: their times may be up to "
-        f"{of_two.seconds / (of_two.seconds - waiting) - 1:.0%} too long. Plan again on an idle "
-        "machine."
+        f"{work.spread:.0%} too long. {of_ranks}Plan again on an idle machine."
     )
 
 

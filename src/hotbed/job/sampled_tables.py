@@ -4,25 +4,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.data.histories import keys_of
 from hotbed.embedding.footprint import ledger_bytes, row_bytes
 from hotbed.embedding.hashing import mix64, partition
+from hotbed.embedding.histories import HistoryStore, history_tables
 from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
 from hotbed.embedding.tier import Ssd, Tier
 from hotbed.job.job import Job
 
 if TYPE_CHECKING:
+    from hotbed.data.batch import Batch
+    from hotbed.data.schema import Schema
     from hotbed.embedding.table import Table
     from hotbed.parallel.forecast.tables import TableFacts
 
 MOST_IDS = 1 << 20
 """Distinct ids of a table that are all remembered."""
+PART_ENTRIES = 1 << 22
+"""Entries of histories that are in memory at a time."""
 
 
 class DistinctIds:
@@ -73,9 +80,69 @@ class DistinctIds:
             return np.full(PARTITIONS, weights.sum() * self.scale / PARTITIONS)
         return np.bincount(partition(self.ids), weights, PARTITIONS).astype(np.float64)
 
+    def others(self, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> DistinctIds:
+        """Return other ids, of which each stands for as many as those here."""
+        others = DistinctIds(self._most)
+        others.ids = ids
+        others.counts = counts
+        others._zeros = self._zeros
+        return others
+
     def _remembered(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         remembered: NDArray[np.bool_] = (mix64(ids) & np.uint64(self.scale - 1)) == 0
         return remembered
+
+
+class SampledHistories:
+    """The histories and counts of samples that are read, in a store that no model has.
+
+    Args:
+        schema: with columns that a model keeps.
+        batch_size: samples of the batches in `last`.
+        num_last: batches in `last`.
+
+    Attributes:
+        last: the batches that were filled last.
+    """
+
+    def __init__(self, schema: Schema, batch_size: int, num_last: int) -> None:
+        self._store = HistoryStore(schema, history_tables(schema))
+        self._keys = {column.name: DistinctIds() for column in self._store.columns}
+        self._batch_size = batch_size
+        self.last: deque[Batch] = deque(maxlen=num_last)
+        kinds = [column.kind_in(schema) for column in self._store.columns]
+        entries = sum(min(kind.length, kind.within) for kind in kinds)
+        self._part_rows = max(PART_ENTRIES // entries, batch_size)
+
+    def fill(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the parts of a batch with the values that training would have there."""
+        for start in range(0, batch.num_samples, self._part_rows):
+            part = self._store.fill(batch[start : start + self._part_rows], leaves=True)
+            for column in self._store.columns:
+                keys, numbers = keys_of(column, part)
+                self._keys[column.name].add(keys[numbers[numbers >= 0]])
+            for first in range(0, part.num_samples, self._batch_size):
+                self.last.append(part[first : first + self._batch_size])
+            yield part
+
+    def num_rows(self) -> dict[str, int]:
+        """Return the number of rows of each table."""
+        return {name: len(table) for name, table in self._store.tables.items()}
+
+    def ids(self) -> dict[str, DistinctIds]:
+        """Return the ids of the rows of each table, and how often they are looked up.
+
+        The older rows of a key are looked up as often as the key.
+        """
+        ids: dict[str, DistinctIds] = {}
+        for column in self._store.columns:
+            keys = self._keys[column.name]
+            has_row = self._store.tables[column.newest_table].find(keys.ids) >= 0
+            keys = keys.others(keys.ids[has_row], keys.counts[has_row])
+            num_older, older = self._store.older_ids(column, keys.ids)
+            ids[column.newest_table] = keys
+            ids[column.older_table] = keys.others(older, np.repeat(keys.counts, num_older))
+        return ids
 
 
 @dataclass(frozen=True)

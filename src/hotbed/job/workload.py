@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,14 @@ from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import ConfigError, DataError
 from hotbed.job.job import Job
-from hotbed.job.sampled_tables import DistinctIds, Sampled, expected_ids, facts_of, table_facts
+from hotbed.job.sampled_tables import (
+    DistinctIds,
+    Sampled,
+    SampledHistories,
+    expected_ids,
+    facts_of,
+    table_facts,
+)
 from hotbed.memory import peak_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 5_000_000
 """Samples of the data that are read for their ids."""
+KEPT_SAMPLES = 1_000_000
+"""Samples that are read where the schema keeps histories, which takes longer."""
 SAMPLE_ROWS = 1 << 16
 """Samples that are read at a time."""
 BATCHES = 8
@@ -65,6 +74,8 @@ def workload_of(job: Job, rows: Mapping[str, float]) -> tuple[Workload, Sampled]
         ConfigError: `rows` names a table that the job does not have.
     """
     work, sampled = _alone(_measured, job.to_json(), dict(rows))
+    if job.declared.kept:  # one process keeps them
+        return work, sampled
     return _with_two_ranks(job, work), sampled
 
 
@@ -192,13 +203,16 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     model = job.rec_model(schema)
     _check_tables(rows, model.tables)
     process_bytes = _process_bytes(job, model)
-    with contextlib.closing(_batches(job, model)) as every_batch:
-        batches = list(islice(every_batch, BATCHES))
+    read = read_ids(job, model)
+    batches = read.last
+    if not batches:
+        with contextlib.closing(_batches(job, model)) as every_batch:
+            batches = list(islice(every_batch, BATCHES))
     steps = _step_seconds(job, schema, batches)
-    counted, sampled, read_seconds = read_ids(job, model)
+    sampled = read.sampled
     facts = [
-        facts_of(table, tables.tier_of(name), counted[name], job, sampled, rows.get(name))
-        for name, table in _tables_of(model).items()
+        facts_of(table, tables.tier_of(name), read.ids[name], job, sampled, rows.get(name))
+        for name, table in model.tables.items()
     ]
     dense = [1, *(parameter.numel() for parameter in hb.dense_parameters(model.network))]
     floats = [buffer for buffer in model.network.buffers() if buffer.is_floating_point()]
@@ -211,8 +225,8 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
         dense=[*dense, *(buffer.numel() for buffer in floats if buffer.numel())],
         process_bytes=process_bytes,
         step_seconds=steps.seconds,
-        read_seconds=read_seconds,
-        feature_seconds=read_seconds * _share_of_features(job, model),
+        read_seconds=read.seconds,
+        feature_seconds=read.seconds * _share_of_features(job, model),
         cpu_share=steps.cpu_share,
         spread=steps.spread,
         score_seconds=_score_seconds(model, batches),
@@ -228,9 +242,9 @@ def _to_measure(job: Job) -> Job:
 
     The time of a disk is computed, because the few rows of a measurement would all be in memory.
     """
-    grains = 2
+    grains = 1 if job.declared.kept else 2
     with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
-        grains = job.num_grains(2)
+        grains = job.num_grains(grains)
     fit = replace(job.fit, torch_threads=job.fit.torch_threads or 1)
     return replace(job, grains=grains, fit=fit, tables=job.tables.in_memory())
 
@@ -247,10 +261,6 @@ def _modules(model: RecModel) -> list[Any]:
     from hotbed.embedding.modules import table_modules
 
     return table_modules(model.network)
-
-
-def _tables_of(model: RecModel) -> dict[str, Table]:
-    return {table.name: table for module in _modules(model) for table in module.tables}
 
 
 def _batches(job: Job, model: RecModel) -> Generator[Batch]:
@@ -276,7 +286,7 @@ def _process_bytes(job: Job, model: RecModel) -> float:
             if number >= BATCHES and time.perf_counter() - began > SECONDS / 2:
                 break
     rows = 0.0
-    for table in _tables_of(model).values():
+    for table in model.tables.values():
         of_partitions = np.full(PARTITIONS, len(table) / PARTITIONS)
         facts = table_facts(table, of_partitions, np.zeros(PARTITIONS))
         rows += facts.memory_of_all()
@@ -348,7 +358,7 @@ def _save_times(job: Job, schema: Schema, model: RecModel) -> SaveTimes | None:
     """Return what a row takes in a full state; None where the measurement has too few rows."""
     from hotbed.parallel.forecast.ranks import SaveTimes
 
-    rows = sum(len(table) for table in _tables_of(model).values())
+    rows = sum(len(table) for table in model.tables.values())
     if rows < LEAST_SAVED_ROWS:
         return None
     empty_seconds, empty_bytes = _saved(job.rec_model(schema))
@@ -368,10 +378,27 @@ def _saved(model: RecModel) -> tuple[float, int]:
         return seconds, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+@dataclass(frozen=True)
+class ReadIds:
+    """What was read of the data of a job.
+
+    Attributes:
+        ids: of each table.
+        sampled: how much was read, and what it says of all.
+        seconds: to read a batch of the job.
+        last: batches that were read last, with their histories; empty if the schema keeps none.
+    """
+
+    ids: Mapping[str, DistinctIds]
+    sampled: Sampled
+    seconds: float
+    last: Sequence[Batch]
+
+
 def read_ids(
     job: Job, model: RecModel, batch_size: int = SAMPLE_ROWS, total: int | None = None
-) -> tuple[dict[str, DistinctIds], Sampled, float]:
-    """Return the ids of each table, what was read, and the seconds to read a batch of the job.
+) -> ReadIds:
+    """Read the ids of each table in the data of a job.
 
     Args:
         job: its `train` is read.
@@ -383,13 +410,18 @@ def read_ids(
     in_order = replace(job, fit=replace(job.fit, shuffle=0))
     data = in_order.dataset(job.train, model.schema, batch_size=batch_size)
     data.prefetch = 0
-    counted = {name: DistinctIds() for name in _tables_of(model)}
+    counted = {name: DistinctIds() for name in model.tables}
+    histories = None
+    most = SAMPLES
+    if model.schema.kept:
+        histories = SampledHistories(model.schema, job.fit.batch_size, BATCHES)
+        most = KEPT_SAMPLES
     samples = 0
     seconds = 0.0
     batches = data.epoch(0)
     whole = False
     growth: dict[int, dict[str, int]] = {}
-    while samples < SAMPLES:
+    while samples < most:
         began = time.perf_counter()
         batch = next(batches, None)
         seconds += time.perf_counter() - began
@@ -397,16 +429,22 @@ def read_ids(
             whole = True
             break
         samples += batch.num_samples
-        for name, ids in _ids_of(model, batch):
-            counted[name].add(ids.values)
+        for part in [batch] if histories is None else histories.fill(batch):
+            for name, ids in _ids_of(model, part):
+                counted[name].add(ids.values)
         growth[samples] = {name: len(distinct) for name, distinct in counted.items()}
+        if histories is not None:
+            growth[samples] |= histories.num_rows()
     if total is None:
         total = samples if whole else data.num_rows
     expected = expected_ids(growth, total or samples)
-    return (
+    if histories is not None:
+        counted |= histories.ids()
+    return ReadIds(
         counted,
         Sampled(samples, whole, total, expected),
         seconds * job.fit.batch_size / max(samples, 1),
+        [] if histories is None else list(histories.last),
     )
 
 
@@ -436,12 +474,19 @@ def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
             yield feature.table, ids
 
 
+def _keys_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the tables of each history and count, and the keys that are looked up."""
+    for column in [] if model.histories is None else model.histories.columns:
+        for name in (column.newest_table, column.older_table):
+            yield name, batch.ids[column.by]
+
+
 def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
     from hotbed.parallel.forecast.ranks import SampledBatch, SampledIds
 
-    samples: dict[str, list[Any]] = {name: [] for name in _tables_of(model)}
+    samples: dict[str, list[Any]] = {name: [] for name in model.tables}
     values: dict[str, list[Any]] = {name: [] for name in samples}
-    for name, ids in _ids_of(model, batch):
+    for name, ids in chain(_ids_of(model, batch), _keys_of(model, batch)):
         samples[name].append(np.repeat(np.arange(batch.num_samples), ids.lengths()))
         values[name].append(ids.values)
     tables = []

@@ -483,10 +483,10 @@ def seconds_of(measured: Mapping[int, float], samples: float) -> float:
     return float(np.interp(samples, sizes, times))
 
 
-def needed_ranks(work: Workload, ram: float) -> int | None:
-    """Return the fewest ranks whose processes each fit into `ram` bytes; None: 256 do not."""
+def needed_ranks(work: Workload, ram: float, most: int = MOST_RANKS) -> int | None:
+    """Return the fewest ranks whose processes each fit into `ram` bytes; None: `most` do not."""
     without_messages = replace(work, batches=())
-    for ranks in range(1, MOST_RANKS + 1):
+    for ranks in range(1, most + 1):
         fits = planned(without_messages, ranks).most_memory <= ram
         if fits and planned(work, ranks).most_memory <= ram:
             return ranks
