@@ -214,8 +214,10 @@ def _print_columns(columns: Iterable[ColumnFacts]) -> None:
         settings = ""
         if column.settings:
             settings = escape(json.dumps(column.settings, ensure_ascii=False))
-        kind = column.type or "[red]absent[/]"
-        grid.add_row(column.name, column.role, f"{column.source}: {kind}", column.table, settings)
+        reads = f"{column.source}: {column.type or '[red]absent[/]'}"
+        if not column.source:
+            reads = "kept by the model"
+        grid.add_row(column.name, column.role, reads, column.table, settings)
     console.print(grid)
 
 

@@ -294,6 +294,7 @@ class Schema:
             object.__setattr__(self, "columns", tuple(in_unit))
         for column in self.kept:
             column.check_in(self)
+            self._check_features_of(column)
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:
@@ -303,6 +304,24 @@ class Schema:
         raise SchemaError(
             f"schema: unknown column, got {name!r}. {config.did_you_mean(name, names)}"
         )
+
+    def _check_features_of(self, kept: KeptColumn) -> None:
+        """Raise ConfigError if a feature of a kept column has the name of something else."""
+        taken: dict[str, str] = {}
+        for column in self.columns:
+            if not isinstance(column, KeptColumn):
+                if isinstance(column, (Dense, Id)):
+                    taken[column.source] = f"the raw column of {column.name!r}"
+                taken[column.name] = f"the column {column.name!r}"
+            elif column is not kept:
+                for feature in (*column.ids_in(self), *column.dense_in(self)):
+                    taken[feature.name] = f"a feature of {column.name!r}"
+        for feature in (*kept.ids_in(self), *kept.dense_in(self)):
+            if feature.name in taken:
+                raise ConfigError(
+                    f"{config.kind_of(type(kept))} {kept.name!r}: it gives a feature "
+                    f"{feature.name!r}, got {taken[feature.name]} of the same name. Rename one."
+                )
 
     @property
     def labels(self) -> tuple[Label, ...]:

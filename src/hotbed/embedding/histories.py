@@ -59,6 +59,10 @@ class HistoryStore:
         schema: of the batches.
         tables: by name, with those that `make_tables` makes for these columns.
 
+    Attributes:
+        columns: that are kept.
+        features: the names of what they give a network.
+
     Raises:
         ConfigError: a table is missing, or has another shape.
     """
@@ -66,6 +70,7 @@ class HistoryStore:
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
         self.schema = schema
         self.columns = [column for column in schema.kept if isinstance(column, KeptByKey)]
+        self.features = [feature.name for feature in schema.kept_features]
         self.tables: dict[str, Table] = {}
         for name, wanted in history_tables(schema).items():
             table = tables.get(name)

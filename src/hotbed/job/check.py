@@ -26,11 +26,13 @@ import pyarrow as pa
 
 from hotbed.connectors import Kafka, Memory, ReadPlan, Source
 from hotbed.connectors.files import FileSource
+from hotbed.data.histories import KeptByKey
 from hotbed.data.schema import DisplayPosition, KeptColumn, Label, Weight
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, FormatError, HotbedError, SchemaError
 from hotbed.files import check_folder, check_scratch, resolve
 from hotbed.job.job import Job
+from hotbed.job.ranks import num_ranks
 from hotbed.job.sampled_tables import facts_of
 from hotbed.job.states import check_unchanged, has_state
 from hotbed.job.workload import read_ids
@@ -345,6 +347,8 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
         return f"{len(names)} columns, of which the schema reads {len(columns)}"
     schema = _fitted(job, rows)
     data = job.dataset(Memory(rows), schema, batch_size=rows.num_rows)
+    if part == "train":
+        _check_order(job, schema)
     data.encoder.read_segments(_segments(job, part))
     batch = next(iter(data), None)
     if batch is None:
@@ -355,6 +359,18 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
     share = {name: float(values.mean()) for name, values in batch.labels.items()}
     labels = ", ".join(f"mean of {name} {mean:.3g}" for name, mean in share.items())
     return f"{batch.num_samples} of the first {rows.num_rows} rows fit the schema; {labels}"
+
+
+def _check_order(job: Job, schema: Schema) -> None:
+    """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
+    from hotbed.training.arguments import check_rows_in_order
+    from hotbed.training.run import Goal
+
+    assert job.train is not None
+    kept = [column for column in schema.kept if isinstance(column, KeptByKey)]
+    data = job.dataset(job.train, schema)
+    data.divide(job.num_grains(num_ranks()))
+    check_rows_in_order(kept, Goal(data, end_epoch=job.fit.epochs), num_ranks())
 
 
 def _segments(job: Job, part: str) -> list[SegmentColumn]:
@@ -427,9 +443,7 @@ def _table_bytes(job: Job) -> tuple[dict[str, float], bool]:
     schema = _fitted(job, rows)
     model = replace(job, grains=1, tables=job.tables.in_memory()).rec_model(schema)
     total = None if source.endless else source.num_rows()
-    read = read_ids(
-        replace(job, train=Memory(rows)), model, max(rows.num_rows // 8, 1), total
-    )
+    read = read_ids(replace(job, train=Memory(rows)), model, max(rows.num_rows // 8, 1), total)
     rows_of_tables: dict[str, int] = {}
     if has_state(job.state_path):
         entries = open_checkpoint(job.state_path).manifest.tables

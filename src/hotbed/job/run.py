@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed import config
 from hotbed.connectors import Live
+from hotbed.data.schema import KeptColumn
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where, resolve
 from hotbed.job.check import check_resume, check_start
@@ -678,7 +679,12 @@ def publish(
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A column of a job. `type`: of the raw column, None where the data do not have it."""
+    """A column of a job.
+
+    Attributes:
+        source: the raw column; "" of a history or count, which the model keeps.
+        type: of the raw column, None where the data do not have it.
+    """
 
     name: str
     role: str
@@ -720,7 +726,7 @@ def inspect(job: Job) -> JobFacts:
             ColumnFacts(
                 name=column.name,
                 role=config.kind_of(type(column)),
-                source=column.source,
+                source="" if isinstance(column, KeptColumn) else column.source,
                 type=str(raw.field(column.source).type) if column.source in raw.names else None,
                 table=getattr(column, "table", None) or "",
                 settings=settings,

@@ -65,11 +65,21 @@ class Preparation:
         not_endless(self.source, "a preparation")
         advice = "Write a size such as 4GB."
         checks.at_least("memory", self.memory_bytes, 1, advice)
+        self._check_kept()
         self._check_derived()
         self._check_split()
         self._check_negatives()
         self._check_down_sample()
         self._check_target_encodings()
+
+    def _check_kept(self) -> None:
+        kept = [column.name for column in self.schema.kept]
+        if kept:
+            raise ConfigError(
+                f"schema: prepared files do not have histories and counts that a model keeps, got "
+                f"{kept}. Derive the column with `previous`, or declare it in a job that trains from "
+                "raw files or a stream."
+            )
 
     def _check_derived(self) -> None:
         names = [derivation.name for derivation in self.derive]

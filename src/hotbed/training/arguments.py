@@ -11,12 +11,12 @@ from torch import nn
 
 from hotbed.config import did_you_mean
 from hotbed.data.dataset import Dataset
+from hotbed.data.histories import KeptByKey
 from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.modules import histories_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import Compile
-from hotbed.parallel import Shard
 from hotbed.training.run import Goal
 
 log = logging.getLogger("hotbed")
@@ -69,14 +69,24 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
     return tables
 
 
-def check_rows_in_order(histories: HistoryStore | None, goal: Goal, shard: Shard) -> None:
-    """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
-    if histories is None:
-        return
-    name = histories.columns[0].name
-    if shard.size > 1:
+def check_keeps(histories: HistoryStore | None, schema: Any) -> None:
+    """Raise ConfigError if data have histories or counts that a network does not keep."""
+    kept = [column.name for column in getattr(schema, "kept", ())]
+    if kept and histories is None:
         raise ConfigError(
-            f"histories: {name!r} is kept by one process so far, got {shard.size} ranks. Train in "
+            f"histories: no part of the network keeps what the schema declares, got {kept}. Build "
+            "the network around hb.EmbeddingCollection(schema, tables), or leave these columns out."
+        )
+
+
+def check_rows_in_order(kept: Sequence[KeptByKey], goal: Goal, num_ranks: int) -> None:
+    """Raise ConfigError if columns would be kept of rows that do not come once and in order."""
+    if not kept:
+        return
+    name = kept[0].name
+    if num_ranks > 1:
+        raise ConfigError(
+            f"histories: {name!r} is kept by one process so far, got {num_ranks} ranks. Train in "
             "one process."
         )
     problem = ""

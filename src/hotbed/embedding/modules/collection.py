@@ -115,9 +115,14 @@ class EmbeddingCollection(TableModule):
         try:
             inputs = [ids[feature.name] for feature in self.features]
         except KeyError as missing:
+            advice = "Encode it with the same schema."
+            if self.histories is not None and missing.args[0] in self.histories.features:
+                advice = (
+                    "The model keeps it: train with hb.RecModel, or give the network "
+                    "collection.histories.fill(batch, leaves=True) of its hb.EmbeddingCollection."
+                )
             raise RowShapeError(
-                f"embedding: the batch lacks feature {missing}, got {sorted(ids)}. "
-                "Encode it with the same schema."
+                f"embedding: the batch lacks feature {missing}, got {sorted(ids)}. {advice}"
             ) from None
         return [column if isinstance(column, Ids) else Ids(column) for column in inputs]
 

@@ -88,7 +88,7 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
     file of its id graph, the tensors, and the lookups whose ids it computes. `on_disk`: of a table
     whose tier is `Ssd`, the memory and the disk that its rows take. `join`: of a join of streams,
     what `join_facts` returns. Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean
-    norms of rows, and of counts where they are kept.
+    norms of rows of floats, and of counts where they are kept.
     """
     return read_newest(where, _description)
 
@@ -173,9 +173,11 @@ def _id_graph(reader: Reader) -> dict[str, Any]:
 def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
     norms = _Histogram()
     counts = _Histogram()
+    has_norms = entry.config.get("dtype") != "int32"  # whole numbers are parts of ids and times
     for batch in reader.rows(entry.name):
-        values = _matrix(batch, "value").astype(np.float64)
-        norms.add(np.sqrt(np.square(values).sum(axis=1)))
+        if has_norms:
+            values = _matrix(batch, "value").astype(np.float64)
+            norms.add(np.sqrt(np.square(values).sum(axis=1)))
         if "count" in batch.schema.names:
             counts.add(batch.column("count").to_numpy().astype(np.float64))
     num_bytes = 0
