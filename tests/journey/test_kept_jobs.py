@@ -23,6 +23,7 @@ from hotbed.job import run
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
+from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare.preparation import Preparation
 
 ROWS = 640
@@ -65,6 +66,9 @@ def test_commands_know_what_a_trained_job_keeps(job: Job) -> None:
     assert "480 of the first 480 rows fit the schema" in command("check", path)
     assert "kept by the model" in command("inspect", path)
     command("verify", job.output)
+    tables = describe_checkpoint(job.output)["tables"]
+    has_norms = {table["name"]: bool(table["norms"]) for table in tables}
+    assert [name for name in has_norms if has_norms[name]] == ["movie", "user"]
     model = hb.load(job.output)
     auc = model.evaluate(hb.Dataset(job.valid, model.schema, batch_size=64))["auc"]
     assert f"auc {auc:.4f}" in command("evaluate", path)
