@@ -138,7 +138,7 @@ def with_column(column: Any) -> None:
         (
             lambda ratings: Preparation(hb.sources.Memory(ratings), make_model().schema),
             ConfigError,
-            "Derive the column with `previous`",
+            "Derive the last values of all rows of a key with `previous`",
         ),
         (lambda ratings: with_column(hb.Id("b_at")), ConfigError, "feature 'b_at', got the column"),
         (

@@ -77,8 +77,8 @@ class Preparation:
         if kept:
             raise ConfigError(
                 f"schema: prepared files do not have histories and counts that a model keeps, got "
-                f"{kept}. Derive the column with `previous`, or declare it in a job that trains from "
-                "raw files or a stream."
+                f"{kept}. Derive the last values of all rows of a key with `previous`, or declare "
+                "these columns in a job that trains from raw files or a stream."
             )
 
     def _check_derived(self) -> None:
