@@ -307,20 +307,20 @@ class Schema:
 
     def _check_features_of(self, kept: KeptColumn) -> None:
         """Raise ConfigError if a feature of a kept column has the name of something else."""
-        taken: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for column in self.columns:
             if not isinstance(column, KeptColumn):
                 if isinstance(column, (Dense, Id)):
-                    taken[column.source] = f"the raw column of {column.name!r}"
-                taken[column.name] = f"the column {column.name!r}"
+                    owners[column.source] = f"the raw column of {column.name!r}"
+                owners[column.name] = f"the column {column.name!r}"
             elif column is not kept:
                 for feature in (*column.ids_in(self), *column.dense_in(self)):
-                    taken[feature.name] = f"a feature of {column.name!r}"
+                    owners[feature.name] = f"a feature of {column.name!r}"
         for feature in (*kept.ids_in(self), *kept.dense_in(self)):
-            if feature.name in taken:
+            if feature.name in owners:
                 raise ConfigError(
                     f"{config.kind_of(type(kept))} {kept.name!r}: it gives a feature "
-                    f"{feature.name!r}, got {taken[feature.name]} of the same name. Rename one."
+                    f"{feature.name!r}, got {owners[feature.name]} of the same name. Rename one."
                 )
 
     @property

@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from hotbed.connectors import Kafka, Memory, ReadPlan, Source
 from hotbed.connectors.files import FileSource
-from hotbed.data.histories import KeptByKey
 from hotbed.data.schema import DisplayPosition, KeptColumn, Label, Weight
+from hotbed.embedding.histories import HistoryStore, history_tables
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, FormatError, HotbedError, SchemaError
 from hotbed.files import check_folder, check_scratch, resolve
@@ -363,14 +363,17 @@ def _rows(job: Job, part: str, source: Source, seconds: float) -> str:
 
 def _check_order(job: Job, schema: Schema) -> None:
     """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
-    from hotbed.training.arguments import check_rows_in_order
+    from hotbed.training.arguments import check_keeps, check_rows_in_order
     from hotbed.training.run import Goal
 
+    if not schema.kept:
+        return
     assert job.train is not None
-    kept = [column for column in schema.kept if isinstance(column, KeptByKey)]
+    histories = HistoryStore(schema, history_tables(schema))
     data = job.dataset(job.train, schema)
     data.divide(job.num_grains(num_ranks()))
-    check_rows_in_order(kept, Goal(data, end_epoch=job.fit.epochs), num_ranks())
+    check_keeps(histories, schema, num_ranks())
+    check_rows_in_order(histories, Goal(data, end_epoch=job.fit.epochs))
 
 
 def _segments(job: Job, part: str) -> list[SegmentColumn]:

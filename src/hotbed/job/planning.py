@@ -134,11 +134,11 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"--host-ranks: all hosts have as many ranks, got {host_ranks} for --ranks "
             f"{wishes.ranks}. Give a multiple of {host_ranks} as --ranks."
         )
-    kept = [column.name for column in job.declared.kept]
-    if kept and (wishes.ranks or 1) > 1:
+    histories = [column.name for column in job.declared.kept]
+    if histories and (wishes.ranks or 1) > 1:
         raise ConfigError(
-            f"--ranks: {kept[0]!r} is kept by one process so far, got {wishes.ranks} ranks. Leave "
-            "--ranks out."
+            f"--ranks: {histories[0]!r} is kept by one process so far, got {wishes.ranks} ranks. "
+            "Leave --ranks out."
         )
     work, sampled = workload_of(job, wishes.rows or {})
     if wishes.cores is not None:
@@ -149,14 +149,15 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     work = replace(work, disk=None if slowest is None else slowest.times())
     of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
     numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
-    if kept:
+    if histories:
         numbers = [1]
     elif wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]
     needed = None
     if wishes.ram is not None:
-        needed = needed_ranks(work, wishes.ram, max(numbers) if kept else MOST_RANKS)
+        most = 1 if histories else MOST_RANKS
+        needed = needed_ranks(work, wishes.ram, most)
     notes = [
         *_disturbance(work, plans),
         *_shared_cores(work, plans),

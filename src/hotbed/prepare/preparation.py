@@ -73,11 +73,11 @@ class Preparation:
         self._check_target_encodings()
 
     def _check_kept(self) -> None:
-        kept = [column.name for column in self.schema.kept]
-        if kept:
+        names = [column.name for column in self.schema.kept]
+        if names:
             raise ConfigError(
                 f"schema: prepared files do not have histories and counts that a model keeps, got "
-                f"{kept}. Derive the last values of all rows of a key with `previous`, or declare "
+                f"{names}. Derive the last values of all rows of a key with `previous`, or declare "
                 "these columns in a job that trains from raw files or a stream."
             )
 

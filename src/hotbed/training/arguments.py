@@ -11,7 +11,6 @@ from torch import nn
 
 from hotbed.config import did_you_mean
 from hotbed.data.dataset import Dataset
-from hotbed.data.histories import KeptByKey
 from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.modules import histories_of, table_modules
 from hotbed.embedding.table import Table
@@ -69,26 +68,26 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
     return tables
 
 
-def check_keeps(histories: HistoryStore | None, schema: Any) -> None:
-    """Raise ConfigError if data have histories or counts that a network does not keep."""
-    kept = [column.name for column in getattr(schema, "kept", ())]
-    if kept and histories is None:
+def check_keeps(histories: HistoryStore | None, schema: Any, num_ranks: int) -> None:
+    """Raise ConfigError if a network cannot keep the histories and counts of its data."""
+    names = [column.name for column in getattr(schema, "kept", ())]
+    if names and histories is None:
         raise ConfigError(
-            f"histories: no part of the network keeps what the schema declares, got {kept}. Build "
+            f"histories: no part of the network keeps what the schema declares, got {names}. Build "
             "the network around hb.EmbeddingCollection(schema, tables), or leave these columns out."
         )
-
-
-def check_rows_in_order(kept: Sequence[KeptByKey], goal: Goal, num_ranks: int) -> None:
-    """Raise ConfigError if columns would be kept of rows that do not come once and in order."""
-    if not kept:
-        return
-    name = kept[0].name
-    if num_ranks > 1:
+    if histories is not None and num_ranks > 1:
         raise ConfigError(
-            f"histories: {name!r} is kept by one process so far, got {num_ranks} ranks. Train in "
-            "one process."
+            f"histories: {histories.columns[0].name!r} is kept by one process so far, got "
+            f"{num_ranks} ranks. Use one process."
         )
+
+
+def check_rows_in_order(histories: HistoryStore | None, goal: Goal) -> None:
+    """Raise ConfigError if histories would be kept of rows that do not come once and in order."""
+    if histories is None:
+        return
+    name = histories.columns[0].name
     problem = ""
     data = goal.dataset
     num_epochs = goal.end_epoch - goal.first_epoch

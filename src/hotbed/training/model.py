@@ -18,7 +18,6 @@ from torch import nn
 from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
-from hotbed.data.histories import KeptByKey
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import device_of, histories_of
 from hotbed.embedding.rule import Rule
@@ -335,7 +334,6 @@ class RecModel:
         if self._has_begun:
             self.learner.forget()  # gradients of a step that failed, or of the user's own loop
         else:
-            check_rows_in_order(self._kept, Goal([batch]), self.learner.shard.size)
             self._has_begun = True
             self.learner.begin()
         losses: list[float] = []
@@ -706,7 +704,7 @@ class RecModel:
         """Return a run that has not begun."""
         schema = getattr(goal.dataset, "schema", None)
         shard = self.learner.shard
-        check_rows_in_order(self._kept, goal, shard.size)
+        check_rows_in_order(self.histories, goal)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
         shard.check_equal(
@@ -738,13 +736,9 @@ class RecModel:
         """
         if encoder is not None and encoder is self.encoder:
             return
-        check_keeps(self.histories, schema)
+        check_keeps(self.histories, schema, self.learner.shard.size)
         self.schema = typed(schema or self.schema, self.schema, self.encoder)
         self.encoder = encoder
-
-    @property
-    def _kept(self) -> Sequence[KeptByKey]:
-        return () if self.histories is None else self.histories.columns
 
     @property
     def _is_measurable(self) -> bool:

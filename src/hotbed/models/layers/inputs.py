@@ -337,7 +337,7 @@ def dense_matrix(batch: Batch, names: list[str]) -> Tensor:
     if missing:
         raise SchemaError(
             f"network: the batch lacks the dense columns {missing}, got {sorted(batch.dense)}. "
-            "Encode it with the same schema. A column that the model keeps is filled by hb.RecModel."
+            "Encode it with the same schema. hb.RecModel fills columns that the model keeps."
         )
     for name in names:
         column = torch.as_tensor(batch.dense[name], dtype=torch.float32)
