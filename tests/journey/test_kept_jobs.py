@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.prepare.preparation import Preparation
+from hotbed.training.share_out import part_scores
 
 ROWS = 640
 PLAIN = hb.Schema([hb.Label("liked", column="rating", threshold=4), hb.Id("user", column="userId")])
@@ -117,6 +119,12 @@ def learn(network: torch.nn.Module, ratings: pl.DataFrame) -> None:
     hb.RecModel(network, "bce", "adam").fit(dataset_of(ratings, make_model()), progress=False)
 
 
+def evaluation_on_ranks(ratings: pl.DataFrame) -> Any:
+    model = make_model()
+    learner = SimpleNamespace(shard=SimpleNamespace(size=2))
+    return SimpleNamespace(model=model, dataset=dataset_of(ratings, model), learner=learner)
+
+
 def with_column(column: Any) -> None:
     schema = make_model().schema
     hb.Schema([*schema.columns, hb.History("b", of=["movie", "at"], by="user"), column])
@@ -134,6 +142,11 @@ def with_column(column: Any) -> None:
             lambda ratings: learn(hb.models.LR(PLAIN, hb.make_tables(PLAIN, dim=1)), ratings),
             ConfigError,
             "no part of the network keeps what the schema declares",
+        ),
+        (
+            lambda ratings: part_scores(evaluation_on_ranks(ratings)),
+            ConfigError,
+            "'before' is kept by one process so far, got 2 ranks",
         ),
         (
             lambda ratings: Preparation(hb.sources.Memory(ratings), make_model().schema),

@@ -25,6 +25,7 @@ from hotbed.data.grains import failed_batch
 from hotbed.objects import Identity, is_url
 from hotbed.parallel import Requirement
 from hotbed.parallel.placement import SCORED_TOGETHER
+from hotbed.training.arguments import check_keeps
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Callbacks, Goal, Observer, Run
 from hotbed.training.step.collector import Collector
@@ -286,6 +287,7 @@ def part_scores(run: Run) -> PartScores | None:
     """
     shard = run.learner.shard
     data = run.dataset
+    check_keeps(run.model.histories, getattr(data, "schema", None), shard.size)
     if shard.size == 1 or not isinstance(data, Dataset):
         return None
     with shard.together():  # a file may be damaged here alone
