@@ -240,3 +240,28 @@ def test_histories_that_all_candidates_share_enter_the_graph_once(
         del context["shop_history"]
         scores = session.predict(of_each, context)
         np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+
+
+def test_columns_of_one_history_are_served_side_by_side(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    history = {"shop_history": "shop", "item_history": "item"}
+    sequences = [
+        hb.Id(name, table=of, pooling="none", max_length=4) for name, of in history.items()
+    ]
+    schema = hb.Schema([hb.Label("label"), hb.Id("item"), hb.Id("shop"), *sequences])
+    tables = hb.make_tables(schema, dim=4)
+    network = hb.models.DIN(schema, tables, histories=history, attention="dot", hidden=(8,))
+    model = hb.RecModel(network, "bce", hb.Adam(lr=0.02))
+    entries = [[1, 2], [], [3, 4, 5, 6, 7, 8], [2]]
+    data: dict[str, Any] = {
+        "item": [1, 2, 3, 4],
+        "shop": [8, 7, 6, 5],
+        "item_history": entries,
+        "shop_history": [[10 + entry for entry in of_row] for of_row in entries],
+        "label": [1, 0, 1, 0],
+    }
+    dataset = hb.Dataset(hb.sources.Memory(data), schema, 4)
+    model.fit(dataset, epochs=3, progress=False)
+    exported = model.export(tmp_path / "exported")
+    scores = hb.InferenceSession(exported).predict({**data, "label": [0] * 4})
+    np.testing.assert_allclose(scores, model.predict(dataset), rtol=0, atol=1e-6)

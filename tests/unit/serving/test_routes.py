@@ -646,11 +646,14 @@ def test_damaged_versions_of_a_rule_are_written_anew(routed: Routed) -> None:
     routed.write({"stable": {"pin": first}, "canary": canary})
     sides = [routed.ask(user) for user in range(6)]
     assert len(set(sides)) == 2
-    for path in own_rows(routed):
+    damaged = own_rows(routed)
+    for path in damaged:
         change_bytes(path)
     with pytest.raises(AssertionError):
         [routed.ask(user) for user in range(6)]
-    wait_for(lambda: "damaged files of versions" in routed.model.reason, "it is found")
+    # a check that had begun before finds some of them
+    wait_for(lambda: all(path.name in routed.model.reason for path in damaged), "all are found")
+    assert "damaged files of versions" in routed.model.reason
     routed.watcher.step()
     assert [routed.ask(user) for user in range(6)] == sides
     roles = routed.model.routing.roles

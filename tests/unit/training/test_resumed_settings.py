@@ -1429,6 +1429,7 @@ WITHOUT_ROWS = {
     "Parquet": "its files are its only argument",
     "RequestLog": "reads as `Follow`, `Parquet` or `Kafka`, whose settings have rows",
     "CrossEntropy": "has no arguments",
+    "InBatchSoftmax": "has no arguments",
     "MSE": "has no arguments",
     "Pairwise": "has no arguments",
     "ProgressBar": "shows, and keeps nothing for a resume",

@@ -239,12 +239,18 @@ class HistoryInputs(nn.Module):
         histories = []
         for group in self.groups:
             offsets = {name: bounds_of(batch.ids[name]) for name in group}
-            if self.training and not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling():
                 _check_aligned(offsets)
             target = torch.cat([self.features.field(flat, name) for name in group.values()], 1)
             rows = torch.cat([sequences[name] for name in group], 1)
             histories.append(PackedHistory(target, rows, next(iter(offsets.values()))))
         return flat, histories
+
+
+def columns_together(network: nn.Module) -> list[list[str]]:
+    """Return the columns of each history of a network, whose lists go side by side."""
+    layers = [layer for layer in network.modules() if isinstance(layer, HistoryInputs)]
+    return [list(group) for layer in layers for group in layer.groups]
 
 
 class LinearTerm(nn.Module):

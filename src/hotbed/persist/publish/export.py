@@ -23,6 +23,7 @@ from hotbed.embedding.modules import Flow, FlowModule, table_modules, with_flow
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
+from hotbed.models.layers.inputs import columns_together
 from hotbed.optim.modes import in_eval_mode, with_buffers_restored
 from hotbed.persist.container.format import (
     CheckpointWriter,
@@ -184,6 +185,7 @@ class _DenseHalf(Half):
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
         self._activate = activate
+        self._list_numbers = _list_numbers(network, list(self._has_list))
 
     def record(self) -> dict[str, Tensor]:
         """Run the network once, and return made-up inputs by name.
@@ -204,11 +206,11 @@ class _DenseHalf(Half):
         generator = torch.Generator().manual_seed(0)  # the global one stays as it is
         ids = {}
         inputs = dict[str, Tensor]()
-        for number, (name, has_list) in enumerate(self._has_list.items()):
+        for name, has_list in self._has_list.items():
             num_ids = _ROWS
             offsets = None
             if has_list:
-                num_ids = _ROWS + 2 + number  # no two lists have the same size
+                num_ids = _ROWS + 2 + self._list_numbers[name]
                 offsets = torch.tensor([0, 2, 3, 3, 5, num_ids])
             weights = None
             if name in self._has_weights:
@@ -246,7 +248,7 @@ class _DenseHalf(Half):
         """Return a made-up request of `num_rows` candidates, once the inputs are recorded."""
         generator = torch.Generator().manual_seed(seed)
         lengths = {}
-        for number, name in enumerate(self._has_list):
+        for name, number in self._list_numbers.items():
             if f"offsets/{name}" in self._names:
                 lengths[name] = made_up_lengths(num_rows, shared, number)
         inputs = {}
@@ -284,7 +286,7 @@ class _DenseHalf(Half):
         rows = torch.export.Dim("rows")
         items = {}
         starts = dict[str | None, Any]()
-        for number, name in enumerate(self._has_list):
+        for name, number in self._list_numbers.items():
             items[name] = torch.export.Dim(f"items_{number}")
             starts[name] = torch.export.Dim(f"starts_{number}", min=2)
         sizes = []
@@ -320,6 +322,17 @@ class _DenseHalf(Half):
         batch = Batch(ids, dense, num_samples=_num_samples(inputs))
         with with_flow(flow, self._modules_with_tables):
             return self.network(batch)
+
+
+def _list_numbers(network: nn.Module, names: list[str]) -> dict[str, int]:
+    """Return a number for each feature, by which the sizes of made-up lists differ.
+
+    The columns of one history have the same: their lists go side by side.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    for first, *others in columns_together(network):
+        numbers.update(dict.fromkeys(others, numbers[first]))
+    return numbers
 
 
 def _has_list(column: Id) -> bool:

@@ -7,13 +7,14 @@ candidate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed.models.layers import DecayedMean, DotAttentionPooling, PadSequence
+from hotbed.models.layers.inputs import columns_together
 from hotbed.persist.publish.independence import Half
 
 _READERS = (PadSequence, DotAttentionPooling, DecayedMean)
@@ -35,26 +36,34 @@ def read_lengths(half: Half, inputs: Mapping[str, Tensor]) -> dict[str, int]:
     readers = [module for module in modules if isinstance(module, _READERS)]
     longest = max((reader.length or 0 for reader in readers), default=0)
     lengths = {}
-    for start in sorted(half.starts):
-        feature = start.partition("/")[2]
-        if longest and _reads_newest(half, feature, longest, inputs):
+    columns = {name: [name] for name in sorted(start.partition("/")[2] for start in half.starts)}
+    for together in columns_together(half.network):
+        columns.update({name: together for name in together if name in columns})
+    for feature, together in columns.items():
+        if longest and _reads_newest(half, together, longest, inputs):
             lengths[feature] = longest
     return lengths
 
 
-def _reads_newest(half: Half, feature: str, length: int, inputs: Mapping[str, Tensor]) -> bool:
-    """Return whether entries of a history before the newest `length` ones change no output."""
+def _reads_newest(
+    half: Half, history: Collection[str], length: int, inputs: Mapping[str, Tensor]
+) -> bool:
+    """Return whether entries before the newest `length` ones of a history change no output.
+
+    `history`: its columns.
+    """
     generator = torch.Generator().manual_seed(0)
-    start = f"offsets/{feature}"
-    num_rows = len(inputs[start]) - 1
     for _ in range(_NUM_DRAWS):
         whole = {name: _drawn(values, generator) for name, values in inputs.items()}
         newest = dict(whole)
-        whole[start] = torch.arange(num_rows + 1) * (length + _OLD_ENTRIES)
-        newest[start] = torch.arange(num_rows + 1) * length
+        for start in (f"offsets/{feature}" for feature in history):
+            num_rows = len(inputs[start]) - 1
+            whole[start] = torch.arange(num_rows + 1) * (length + _OLD_ENTRIES)
+            newest[start] = torch.arange(num_rows + 1) * length
         for name, values in inputs.items():
-            is_row = name.split("/", 2)[2:] == [feature]
-            if is_row or name in (f"ids/{feature}", f"weights/{feature}"):
+            kind, *names = name.split("/", 2)
+            is_row = len(names) == 2 and names[1] in history
+            if is_row or (kind in ("ids", "weights") and "/".join(names) in history):
                 entries = values.new_zeros(num_rows, length + _OLD_ENTRIES, *values.shape[1:])
                 entries = _drawn(entries, generator)
                 whole[name] = entries.flatten(0, 1)
