@@ -40,7 +40,7 @@ import hotbed as hb
 from own_layers import Gate
 
 
-class MaskNet(nn.Module):
+class GateNet(nn.Module):
     def __init__(self, schema: hb.Schema, tables: object, width: int = 4, gate: bool = True):
         super().__init__()
         self.inputs = hb.models.layers.FeatureInputs(schema, tables)
@@ -155,7 +155,7 @@ schema:
     - {kind: label, name: clicked}
     - {kind: id, name: user}
     - {kind: dense, name: price, transforms: [{kind: "own_parts:Half", by: 4.0}]}
-model: {kind: "own_parts:MaskNet", width: 8}
+model: {kind: "own_parts:GateNet", width: 8}
 loss: own_parts:Hinge
 metrics: [auc, "own_parts:Share"]
 train: {kind: slice, stop: 200, source: &rows {kind: parquet, path: rows.parquet}}
@@ -203,12 +203,12 @@ def _forget() -> None:
 def test_job_of_own_classes_is_trained_evaluated_exported_and_loaded(folder: Path) -> None:
     job = hb.Job.read("job.yaml")
     learned = run.train(job)
-    assert type(learned.model.network).__name__ == "MaskNet"
+    assert type(learned.model.network).__name__ == "GateNet"
     assert Path("steps").read_text() == "x" * 7
     written = json.loads(Path("out/job.json").read_text())
-    assert written["model"] == {"kind": "own_parts:MaskNet", "width": 8}
+    assert written["model"] == {"kind": "own_parts:GateNet", "width": 8}
     assert set(written["classes"]) == {
-        f"own_parts:{name}" for name in ("MaskNet", "Hinge", "Share", "Half", "Counter")
+        f"own_parts:{name}" for name in ("GateNet", "Hinge", "Share", "Half", "Counter")
     }
     assert hb.Job.read("out/job.json").to_json() == written
     scores = run.evaluate(job).metrics
@@ -231,9 +231,9 @@ def test_changed_source_is_refused_by_name_at_a_resume_and_an_evaluation(folder:
     _forget()
     job = hb.Job.read("job.yaml")
     for command in (run.online, run.evaluate, run.export):
-        with pytest.raises((ConfigError, PersistError), match=r"classes\.own_parts:MaskNet"):
+        with pytest.raises((ConfigError, PersistError), match=r"classes\.own_parts:GateNet"):
             command(job)
-    with pytest.raises(PersistError, match=r"classes\.own_parts:MaskNet.*allow="):
+    with pytest.raises(PersistError, match=r"classes\.own_parts:GateNet.*allow="):
         hb.load("out/checkpoint")
     with pytest.raises(ConfigError, match=r"job\.classes: the source of own_parts:\w+ was sha256"):
         hb.Job.read("out/job.json")
@@ -247,21 +247,21 @@ def test_changed_source_is_refused_by_name_at_a_resume_and_an_evaluation(folder:
     [
         (
             "model",
-            "own_absent:MaskNet",
+            "own_absent:GateNet",
             r"model\.kind: cannot be .*ModuleNotFoundError.*PYTHONPATH",
         ),
         ("model", "own_broken:Net", r"model\.kind: .*ZeroDivisionError.*own_broken\.py, line 2"),
         ("model", "own_torn:Net", r"model\.kind: .*SyntaxError: .*own_torn\.py, line 1"),
         ("model", "own_needs:Net", r"model\.kind: .*No module named 'absent_package'.*line 1"),
         ("model", "own_exits:Net", r"model\.kind: cannot be imported.*SystemExit"),
-        ("model", "own_parts:MaskNets", r"model\.kind: there is no 'MaskNets' in .*own_parts\.py"),
+        ("model", "own_parts:GateNets", r"model\.kind: there is no 'GateNets' in .*own_parts\.py"),
         ("model", "own_parts:not_a_class", r"model\.kind: not a class, got .* is int"),
         ("model", "own_parts:Half", r"model\.kind: must be a class below torch\.nn.*Module"),
-        ("loss", "own_parts:MaskNet", r"loss\.kind: must be a class below hotbed\.models\.losses"),
+        ("loss", "own_parts:GateNet", r"loss\.kind: must be a class below hotbed\.models\.losses"),
         ("metrics", ["own_parts:Half"], r"metrics\.0\.kind: must be a class below .*Metric"),
         ("callbacks", ["own_parts:Half"], r"callbacks\.0\.kind: .* a method such as on_step_end"),
         ("stream_callbacks", ["x:"], r"stream_callbacks\.0\.kind: unknown kind.* as module:name"),
-        ("model", "own-parts:MaskNet", r"model\.kind: unknown kind.* as module:name"),
+        ("model", "own-parts:GateNet", r"model\.kind: unknown kind.* as module:name"),
         ("model", "own_parts:Open", r"model\.kind: Open: expected named parameters only"),
         ("loss", "hotbed.models.losses:Loss", r"loss\.kind: it lacks methods.* Define _mean"),
         (
@@ -301,17 +301,17 @@ def test_wrong_own_class_is_an_error_with_its_key(
 
 
 def test_error_names_the_line_of_the_job_unless_the_value_was_set(folder: Path) -> None:
-    wrong = JOB.replace("own_parts:MaskNet", "own_absent:MaskNet")
+    wrong = JOB.replace("own_parts:GateNet", "own_absent:GateNet")
     (folder / "wrong.yaml").write_text(wrong)
     line = 1 + [text[:6] for text in wrong.splitlines()].index("model:")
     with pytest.raises(ConfigError, match=rf"See line {line} of wrong\.yaml\.$"):
         hb.Job.read("wrong.yaml")
-    plain = {**hb.Job.read("job.yaml").to_json(), "model": "own_absent:MaskNet"}
+    plain = {**hb.Job.read("job.yaml").to_json(), "model": "own_absent:GateNet"}
     (folder / "tabs.json").write_text(json.dumps(plain, indent="\t"))
     with pytest.raises(ConfigError, match=r"^job\.model\.kind: cannot be imported"):
         hb.Job.read("tabs.json")
     with pytest.raises(ConfigError) as caught:
-        hb.Job.read("job.yaml", {"model": "own_absent:MaskNet"})
+        hb.Job.read("job.yaml", {"model": "own_absent:GateNet"})
     assert "See line" not in str(caught.value)
 
 
@@ -319,7 +319,7 @@ def test_folder_of_a_job_hides_no_installed_module_and_is_not_searched_without_n
     folder: Path,
 ) -> None:
     (folder / "yaml.py").write_text("raise AssertionError('imported')\n")
-    (folder / "other.yaml").write_text(JOB.replace("own_parts:MaskNet", "yaml:Loader"))
+    (folder / "other.yaml").write_text(JOB.replace("own_parts:GateNet", "yaml:Loader"))
     with pytest.raises(ConfigError, match=r"model\.kind: must be a class below"):
         hb.Job.read("other.yaml")
     sys.path.remove(str(folder))
@@ -336,13 +336,13 @@ def test_registered_short_name_is_a_kind(folder: Path) -> None:
     info = folder / "own-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
-    entries = "[hotbed.kinds]\nmask_net = own_parts:MaskNet\nbroken = own_absent:X\n"
+    entries = "[hotbed.kinds]\ngate_net = own_parts:GateNet\nbroken = own_absent:X\n"
     (info / "entry_points.txt").write_text(entries)
     sys.path.append(str(folder))
-    job = hb.Job.read("job.yaml", {"model": {"kind": "mask_net", "width": 2}})
+    job = hb.Job.read("job.yaml", {"model": {"kind": "gate_net", "width": 2}})
     model = job.rec_model(job.fitted())
     assert model.network.out[0].out_features == 2
-    assert model.state().model["network"] == {"kind": "own_parts:MaskNet", "width": 2}
+    assert model.state().model["network"] == {"kind": "own_parts:GateNet", "width": 2}
     with pytest.raises(ConfigError, match=r"job\.model\.kind: cannot be imported, got 'broken'"):
         hb.Job.read("job.yaml", {"model": "broken"})
 
@@ -368,9 +368,9 @@ def test_sources_and_rules_of_joins_may_be_own_classes_where_they_nest(folder: P
 
 
 def test_states_with_short_kinds_of_own_classes_resume(folder: Path) -> None:
-    before = {"network": "mask_net", "schema.price.transforms": [{"kind": "half", "by": 4.0}]}
+    before = {"network": "gate_net", "schema.price.transforms": [{"kind": "half", "by": 4.0}]}
     now = {
-        "network": "own_parts:MaskNet",
+        "network": "own_parts:GateNet",
         "schema.price.transforms": [{"kind": "own_parts:Half", "by": 4.0}],
     }
     assert not refused_changes(before, now)
@@ -410,8 +410,8 @@ def test_two_ranks_and_a_killed_run_train_own_classes_to_the_bits_of_one_process
 
 def test_ranks_compare_the_sources_of_own_classes(folder: Path) -> None:
     job = hb.Job.read("job.yaml")
-    assert set(job.with_classes().classes) > {"own_parts:MaskNet", "own_parts:Share"}
-    before = job.with_classes().classes["own_parts:MaskNet"]
+    assert set(job.with_classes().classes) > {"own_parts:GateNet", "own_parts:Share"}
+    before = job.with_classes().classes["own_parts:GateNet"]
     Path("own_layers.py").write_text(LAYERS + "\n\nclass More(Gate):\n    pass\n")
     _forget()
-    assert hb.Job.read("job.yaml").with_classes().classes["own_parts:MaskNet"] != before
+    assert hb.Job.read("job.yaml").with_classes().classes["own_parts:GateNet"] != before

@@ -236,7 +236,14 @@ def test_no_version_is_compared_with_one_that_could_not_be_saved(
     broken = learn(tmp_path / "broken", rows, publish=publisher, max_steps=step)
     assert publisher.steps == list(range(0, step + 1, 2 * EVERY))
     assert f"not saved at step {EVERY}" in caplog.text
-    np.testing.assert_equal(broken.gatekeeper.state(), unbroken.gatekeeper.state())
+    assert _rounded(broken.gatekeeper.state()) == _rounded(unbroken.gatekeeper.state())
+
+
+def _rounded(state: Any) -> Any:
+    """Return a state with 9 decimals: a loss may have other last bits in another place of memory."""
+    return json.loads(
+        json.dumps(state, default=np.ndarray.tolist), parse_float=lambda text: round(float(text), 9)
+    )
 
 
 def test_held_state_is_published_by_force_alone_and_the_gate_goes_on_from_it(

@@ -167,7 +167,7 @@ class RecModel:
         if dataset_sink_mode:
             advice = "Give the number of batches of one call."
             checks.whole_number("sink_size", sink_size, 1, advice=advice)
-        sinks = dataset_sink_mode and self.engine.learner.device.type != "cpu"
+        sinks = dataset_sink_mode and _can_sink(self.engine)
         if dataset_sink_mode and not sinks:
             log.info(
                 "dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch"
@@ -349,6 +349,11 @@ def grains_of_ranks(optimizer: Any) -> int:
             "and an optimizer, or start one process."
         )
     return max(MOST_GRAINS, 1 << (world_size() - 1).bit_length())
+
+
+def _can_sink(engine: Engine) -> bool:
+    """Return whether the network is on a device that data could be sunk to."""
+    return engine.learner.device.type != "cpu"
 
 
 def _check_sink_mode(sink_mode: Any) -> None:
