@@ -118,6 +118,7 @@ class InferenceSession:
         self._most_entries = most_entries
         self._lengths: Mapping[str, int] = graph.get("lengths", {})
         self._shares_histories: bool = graph.get("shares_histories", False)
+        self._columns_together: list[list[str]] = graph.get("columns_together", [])
         self._encode = RequestEncoder(model.schema)
         self._encoded = EncodedRequests(model.schema)
         widths = {column.name: column.width for column in model.schema.dense}
@@ -243,6 +244,8 @@ class InferenceSession:
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
             feeds["dense"] = _concatenate(request, self._dense)
+        for columns in self._columns_together:
+            _check_together(request, columns)
         if self._lengths:
             request = replace(request, ids=self._newest(request.ids))
         self._check_entries(request, itertools.chain(*self._sequences.values()))
@@ -341,10 +344,7 @@ class InferenceSession:
         num_lists: int,
     ) -> None:
         """Add the rows of a sequence feature, and where each of its lists begins."""
-        ids = request.ids[feature]
-        if not isinstance(ids, Ids):
-            ids = Ids(ids)
-        ids = ids.with_offsets()
+        ids = _with_offsets(request.ids[feature])
         offsets = ids.offsets
         num_rows = len(rows)
         if len(ids) != num_lists:  # context: each candidate has the same rows
@@ -456,6 +456,28 @@ def _lookup(
             "no embedding_cache. Give hb.EmbeddingCache(server, model)."
         )
     return FrozenLookup(features, model.tables)
+
+
+def _check_together(request: ScoreRequest, columns: Sequence[str]) -> None:
+    """Raise DecodeError unless the columns of one history have lists of equal lengths."""
+    first, *others = [_with_offsets(request.ids[name]) for name in columns]
+    for name, other in zip(columns[1:], others, strict=True):
+        if np.array_equal(first.offsets, other.offsets):
+            continue
+        lengths, other_lengths = np.broadcast_arrays(first.lengths(), other.lengths())
+        differs = lengths != other_lengths
+        if differs.any():
+            row = int(differs.argmax())
+            raise DecodeError(
+                f"candidate {row + 1}: columns {columns[0]!r} and {name!r} are one history, got "
+                f"lists of {lengths[row]} and {other_lengths[row]} entries. Send an entry in each "
+                "column for each event of the history.",
+                row=row + 1,
+            )
+
+
+def _with_offsets(ids: Ids | IdArray) -> Ids:
+    return (ids if isinstance(ids, Ids) else Ids(ids)).with_offsets()
 
 
 def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> RowArray:

@@ -245,11 +245,12 @@ class GraphEntry(Entry):
     ids: dict[str, Any] | None = None
     lengths: dict[str, Count] | None = None
     shares_histories: bool | None = None
+    columns_together: list[list[str]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values, without the optional ones that are None."""
         plain = super().to_json()
-        for name in ("ids", "lengths", "shares_histories"):
+        for name in ("ids", "lengths", "shares_histories", "columns_together"):
             if plain[name] is None:
                 del plain[name]
         return plain

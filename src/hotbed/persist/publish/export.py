@@ -130,6 +130,7 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
         half.outputs,
         lengths=lengths,
         shares_histories=half.shares_histories,
+        columns_together=half.columns_together,
     )
     _check_version(half, graph, inputs, _ROWS, 1.0)
     _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
@@ -243,6 +244,16 @@ class _DenseHalf(Half):
         if not self.starts or pools_ids or "shares_histories" not in vars(type(self.network)):
             return False
         return bool(self.network.shares_histories)
+
+    @property
+    def columns_together(self) -> list[list[str]]:
+        """The columns of each history that has several and that the network reads."""
+        together = []
+        for columns in columns_together(self.network):
+            is_read = all(f"offsets/{name}" in self._names for name in columns)
+            if len(columns) > 1 and is_read and columns not in together:
+                together.append(columns)
+        return together
 
     def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
         """Return a made-up request of `num_rows` candidates, once the inputs are recorded."""

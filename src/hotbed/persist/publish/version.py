@@ -94,6 +94,8 @@ class OnnxGraph:
         lengths: of sequences, how many of their newest rows the network reads, where that is known.
         shares_histories: whether sequences that all candidates share may be given once: then all
             `offsets/<feature>` are int64 [2].
+        columns_together: for each history of several sequences, their names. For a candidate, all
+            of them have the same number of rows.
         schema: of the requests, as `Schema.to_json` returns it; None: that of the state.
         ids: what computes the ids of the lookups, if the network takes tensors instead of features.
     """
@@ -108,6 +110,7 @@ class OnnxGraph:
     ids: IdsOnnx | None = None
     lengths: Mapping[str, int] = field(default_factory=dict)
     shares_histories: bool = False
+    columns_together: Sequence[Sequence[str]] = ()
 
     def entry(self) -> GraphEntry:
         """Return everything but the graph itself, for the manifest."""
@@ -123,6 +126,7 @@ class OnnxGraph:
             ids=None if self.ids is None else self.ids.entry(),
             lengths=dict(self.lengths) or None,
             shares_histories=self.shares_histories or None,
+            columns_together=[list(columns) for columns in self.columns_together] or None,
         )
 
 
