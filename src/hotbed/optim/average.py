@@ -24,7 +24,7 @@ class WeightAverage:
     Args:
         optimizer: of the parameters.
         decay: the share of the average that a step keeps: average = decay * average + (1 - decay) *
-            weights. The first step begins it.
+            weights. It begins with the first step that learns the parameter.
 
     Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992.
     """
@@ -43,8 +43,8 @@ class WeightAverage:
         half = {str(p.dtype) for p in parameters if p.dtype != torch.float32}
         if half:
             raise ConfigError(
-                f"average: weights of {', '.join(sorted(half))} would lose it to rounding, got "
-                f"{decay}. Give another amp_level, such as O2."
+                f"average: the average of {', '.join(sorted(half))} weights would be lost in "
+                f"rounding, got {decay}. Give another amp_level, such as O2."
             )
         self._parameters = parameters
 
@@ -57,11 +57,12 @@ class WeightAverage:
     def end_step(self) -> None:
         """Take the weights that a step has learned into the averages, and give these back."""
         for parameter in self._parameters:
-            state = self._optimizer.state[parameter]
+            state = self._optimizer.state.get(parameter, {})
             if WEIGHTS in state:
                 state[WEIGHTS].lerp_(parameter.detach(), 1 - self._decay)
-            else:  # made after the optimizer's first step, which takes an empty state for new
-                state[WEIGHTS] = parameter.detach().clone()
+            elif parameter.grad is not None:
+                # not before the optimizer learns it: optimizers take an empty state for new
+                self._optimizer.state[parameter][WEIGHTS] = parameter.detach().clone()
         self.leave_step()
 
     def leave_step(self) -> None:

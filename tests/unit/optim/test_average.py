@@ -107,11 +107,41 @@ def test_a_batch_that_is_not_learned_leaves_the_averages() -> None:
         assert torch.equal(mine, other)
 
 
+class Late(torch.nn.Module):
+    """Two linear layers, of which the second one is used from a later step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = torch.nn.Linear(2, 1)
+        self.second = torch.nn.Linear(2, 1)
+        self.uses_both = False
+
+    def forward(self, x: Any) -> Any:
+        logits = self.first(x)
+        return (logits + self.second(x) if self.uses_both else logits).squeeze(1)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_average_begins_when_a_parameter_is_learned_for_the_first_time(optimizer: str) -> None:
+    plain = hb.RecModel(Late(), "bce", optimizer)
+    averaged = hb.RecModel(Late(), "bce", optimizer, average=DECAY)
+    batch = (torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([1.0, 0.0]))
+    is_weight = []
+    for uses_both in (False, True, True):
+        for model in (plain, averaged):
+            model.network.uses_both = uses_both
+        assert plain.step(batch) == averaged.step(batch)
+        second = averaged.network.second.weight
+        is_weight.append(torch.equal(second, plain.network.second.weight))
+    assert is_weight == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
         ({"average": 1.0}, "average: must be a finite number > 0 and < 1, got 1.0"),
-        ({"amp_level": "O3"}, "average: weights of torch.bfloat16 would lose it"),
+        ({"amp_level": "O3"}, "average: the average of torch.bfloat16 weights"),
         ({"optimizer": None}, "average: without an optimizer the network updates itself"),
     ],
 )
