@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a softmax over the items of a batch needs: counts of the stream, and equal keys."""
+"""Counts of the stream and equal keys, for a softmax over the items of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ class StreamCounts(nn.Module):
 
     The rows have one number and are a part of the model's state: saved, resumed, spread over ranks
     and evicted as all rows are. An id gets 1 more for each sample that has it, in the step that
-    learns the sample. Counts are exact up to 2**24. A schedule of the tables' learning rate, or
-    clipped gradients, weigh the steps of all ids alike.
+    learns the sample. Counts are exact up to 2**24. A schedule of the tables' learning rate and
+    clipped gradients change the 1 of a step to another number, the same one for all ids.
 
     Args:
         tables: tables by name.
@@ -58,6 +58,15 @@ class StreamCounts(nn.Module):
         # torch has no types for it
         counted: Tensor = _Counted.apply(outputs, rows)  # type: ignore[no-untyped-call]
         return counted, rows.detach().squeeze(1)
+
+
+def without_counts(network: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters whose gradients grow with the loss: those that do not count samples."""
+    counts = set()
+    for module in network.modules():
+        if isinstance(module, StreamCounts):
+            counts |= {id(parameter) for parameter in module.parameters()}
+    return [parameter for parameter in parameters if id(parameter) not in counts]
 
 
 class _Counted(torch.autograd.Function):
