@@ -52,6 +52,14 @@ def test_labels_outside_0_to_1_are_refused_by_a_cross_entropy(
     assert len(model(data, loss).predict(data)) == 4  # labels are not read
 
 
+@pytest.mark.parametrize("loss", [hb.losses.Softmax(), hb.losses.InBatchSoftmax()])
+def test_labels_below_0_are_refused_by_a_softmax(loss: hb.losses.Loss) -> None:
+    data = events([2, 0, -1, 1])
+    for use in ("fit", "evaluate"):
+        with pytest.raises(DataError, match="needs labels of at least 0, got -1"):
+            getattr(model(data, loss), use)(data)
+
+
 def test_labels_outside_0_to_1_are_left_out_where_bad_rows_are() -> None:
     data = events([0, 1, -1, 1, 5], on_error="skip")
     learner = model(data, "bce")

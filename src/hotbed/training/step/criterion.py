@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, DataError
-from hotbed.models.losses import BCE, CrossEntropy, Focal, Loss, MultiTask, get_loss
+from hotbed.models.losses import (
+    BCE,
+    CrossEntropy,
+    Focal,
+    InBatchSoftmax,
+    Loss,
+    MultiTask,
+    Softmax,
+    get_loss,
+)
 
 BCE_FUNCTION = nn.functional.binary_cross_entropy_with_logits
 Outputs = Tensor | dict[str, Tensor]
@@ -242,9 +251,16 @@ def _by_output(labels: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_range(place: str, loss: Any, labels: Tensor) -> None:
-    """Raise DataError if a cross-entropy gets labels outside [0, 1]."""
-    if not _takes_logits(loss) or labels.device.type != "cpu":
-        return  # on a device, they were checked before they came there
+    """Raise DataError if a loss gets labels outside its range, such as [0, 1] of cross-entropy."""
+    if labels.device.type != "cpu":
+        return  # they were checked before they came there
+    if isinstance(loss, (Softmax, InBatchSoftmax)) and bool((labels < 0).any()):
+        raise DataError(
+            f"{place}: the loss is divided by the sum of the labels and needs labels of at least "
+            f"0, got {labels.min():g}. Give 0 to the negative samples."
+        )
+    if not _takes_logits(loss):
+        return
     is_outside = (labels < 0) | (labels > 1)
     missing_below = getattr(loss, "missing_below", None)
     if missing_below is not None:
