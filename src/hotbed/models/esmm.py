@@ -91,17 +91,19 @@ class ESMM(nn.Module):
         return placed
 
     def head_rates(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """Return the shares that heads predict for shares of labels: those after the event before.
+        """Return the shares of positives that the heads predict, from those of the labels.
+
+        The head of an event predicts its share among the samples of the event before it.
 
         Raises:
             ConfigError: a share is not below that of the event before it, or that one is missing.
         """
-        shares: dict[str, float] = {}
+        shares = dict(rates)
         for place, task in enumerate(self.tasks):
             if task not in rates:
                 continue
-            before = 1.0 if place == 0 else rates.get(self.tasks[place - 1], 0.0)
-            if rates[task] >= before:
+            before = 1.0 if place == 0 else rates.get(self.tasks[place - 1])
+            if before is None or rates[task] >= before:
                 raise ConfigError(
                     f"base_rate.{task}: must be below the share of the event before it, got "
                     f"{rates[task]} after {before}. Give the means of both labels."

@@ -148,6 +148,8 @@ def test_first_predictions_of_events_lie_around_their_shares_of_all_samples() ->
     ("network", "rate", "message"),
     [
         (make("ESMM"), {"y": 0.02, "z": 0.5}, r"base_rate\.z: must be below .* got 0.5 after 0.02"),
+        (make("ESMM"), {"z": 0.5}, r"base_rate\.z: must be below .* got 0.5 after None"),
+        (make("ESMM"), {"y": 0.02, "x": 0.01}, "needs an output 'x' whose bias is known, got ESMM"),
         (torch.nn.Linear(1, 1), 0.1, "needs an output whose bias is known, got Linear"),
         (make("LR"), {"z": 0.1}, "needs an output 'z' whose bias is known, got LR"),
         (make("LR"), 1.0, "above 0 and below 1, got 1.0"),
