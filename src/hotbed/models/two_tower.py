@@ -79,6 +79,11 @@ class TwoTower(nn.Module):
         super().__init__()
         checks.one_of("similarity", similarity, ("cosine", "dot"))
         checks.above("temperature", temperature, 0.0)
+        if schema.display_position is not None:
+            raise ConfigError(
+                "TwoTower: it does not learn the effect of the place of an item, got the column "
+                f"{schema.display_position.name!r}. Leave the column out of the schema."
+            )
         self.inputs = FeatureInputs(schema, tables)
         self.features = {"user": list(user), "item": list(item)}
         self.keys = {side: _key(schema, side, names) for side, names in self.features.items()}
@@ -172,7 +177,7 @@ def vectors_of(layers: nn.Module, features: Tensor, *, is_unit: bool) -> Tensor:
 
 
 def _key(schema: Schema, side: str, names: Sequence[str]) -> Id:
-    """Return the column of the first feature of a side; raise ConfigError if it is no Id column."""
+    """Return the first feature of a side; raise ConfigError if it is not an Id column."""
     column = schema[names[0]] if names and names[0] in {c.name for c in schema.ids} else None
     if not isinstance(column, Id):
         raise ConfigError(

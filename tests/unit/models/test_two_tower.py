@@ -127,10 +127,12 @@ def test_the_loss_and_its_gradients_are_those_of_loops(settings: dict[str, Any])
         torch.testing.assert_close(found, stepped, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("grains", [1, 4])
-def test_frequencies_of_the_stream_are_those_of_a_dict(grains: int) -> None:
+@pytest.mark.parametrize(("grains", "is_scaled"), [(1, False), (4, False), (1, True), (4, True)])
+def test_frequencies_of_the_stream_are_those_of_a_dict(grains: int, is_scaled: bool) -> None:
     network, values = network_of(), columns(150, seed=2)
     model = hb.RecModel(network, LOSS, hb.Adam(lr=0.01), grains=grains)
+    if is_scaled:  # as with float16
+        model.learner.network_pass.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model.fit(hb.Dataset(hb.sources.Memory(values), SCHEMA, 32), epochs=2, progress=False)
     expected = Counter(values["item"].tolist())
     (counts,) = network.counts.counts.tables
@@ -248,6 +250,10 @@ def test_a_tower_is_exported_alone_and_its_vectors_become_parquet(tmp_path: Path
         ({"item": ["item", "colour"]}, r"item: not a feature of this model, got \['colour'\]"),
         ({"similarity": "euclid"}, "similarity: unknown value"),
         ({"temperature": 0.0}, "temperature: must be above 0"),
+        (
+            {"schema": hb.Schema([*SCHEMA.columns, hb.DisplayPosition("place")])},
+            "TwoTower: it does not learn the effect of the place of an item, got the column 'place'",
+        ),
     ],
 )
 def test_wrong_settings_are_config_errors(settings: dict[str, Any], message: str) -> None:
