@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -73,10 +74,7 @@ class AITM(nn.Module):
                 "such as (256, 128)."
             )
         self.inputs = FeatureInputs(schema, tables)
-
-        def mlp(width: int, hidden: Sequence[int]) -> MLP:
-            return MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
-
+        mlp = partial(MLP, activation=activation, dropout=dropout, batch_norm=batch_norm)
         width = self.inputs.output_dim
         top = hidden[-1]
         later = self.tasks[1:]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,10 +69,7 @@ class MMoE(nn.Module):
                 f"{list(expert_hidden)}. Give at least one expert with one hidden layer."
             )
         self.inputs = FeatureInputs(schema, tables)
-
-        def mlp(width: int, hidden: Sequence[int]) -> MLP:
-            return MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
-
+        mlp = partial(MLP, activation=activation, dropout=dropout, batch_norm=batch_norm)
         width = self.inputs.output_dim
         mixed = expert_hidden[-1]
         self.experts = nn.ModuleList(mlp(width, expert_hidden) for _ in range(num_experts))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,6 @@ from hotbed.models.tasks import tasks_of
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
-
-MakeMLP = Callable[[int, Sequence[int]], MLP]
 
 
 @described
@@ -77,10 +76,7 @@ class PLE(nn.Module):
                 "as ((256,), (128,))."
             )
         self.inputs = FeatureInputs(schema, tables)
-
-        def mlp(width: int, hidden: Sequence[int]) -> MLP:
-            return MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
-
+        mlp = partial(MLP, activation=activation, dropout=dropout, batch_norm=batch_norm)
         width = self.inputs.output_dim
         self.levels = nn.ModuleList()
         for number, hidden in enumerate(levels, start=1):
@@ -123,7 +119,7 @@ class _Level(nn.Module):
         tasks: Sequence[str],
         width: int,
         hidden: Sequence[int],
-        mlp: MakeMLP,
+        mlp: partial[MLP],
         counts: tuple[int, int],
     ) -> None:
         super().__init__()
