@@ -114,6 +114,39 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     """
     from hotbed.parallel.forecast.ranks import MOST_RANKS, needed_ranks, planned
 
+    _check_wishes(job, wishes)
+    host_ranks = wishes.host_ranks or 1
+    work, sampled = workload_of(job, wishes.rows or {})
+    if wishes.cores is not None:
+        work = replace(work, cores=wishes.cores)
+    if any(wish is not None for wish in (wishes.host_ranks, wishes.latency, wishes.bandwidth)):
+        work = work.with_hosts(host_ranks, wishes.latency, wishes.bandwidth)
+    slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
+    work = replace(work, disk=None if slowest is None else slowest.times())
+    of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
+    numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
+    if job.declared.kept:
+        numbers = [1]
+    elif wishes.ranks is not None:
+        numbers = sorted({1, wishes.ranks})
+    plans = [planned(work, ranks) for ranks in numbers]
+    needed = None
+    if wishes.ram is not None:
+        most = 1 if job.declared.kept else MOST_RANKS
+        needed = needed_ranks(work, wishes.ram, most)
+    notes = [
+        *_disturbance(work, plans),
+        *_shared_cores(work, plans),
+        *_kept_notes(job, work),
+        *_notes(job, sampled, plans, wishes, needed),
+    ]
+    return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
+
+
+def _check_wishes(job: Job, wishes: Wishes) -> None:
+    """Raise ConfigError for a job or for wishes that cannot be planned."""
+    from hotbed.parallel.forecast.ranks import MOST_RANKS
+
     if num_ranks() > 1:
         raise ConfigError(
             f"plan: it starts the ranks that it measures, got a process of {num_ranks()} ranks. "
@@ -140,31 +173,6 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"--ranks: {histories[0]!r} is kept by one process so far, got {wishes.ranks} ranks. "
             "Leave --ranks out."
         )
-    work, sampled = workload_of(job, wishes.rows or {})
-    if wishes.cores is not None:
-        work = replace(work, cores=wishes.cores)
-    if any(wish is not None for wish in (wishes.host_ranks, wishes.latency, wishes.bandwidth)):
-        work = work.with_hosts(host_ranks, wishes.latency, wishes.bandwidth)
-    slowest = min(wishes.disks, key=lambda disk: disk.reads, default=None)
-    work = replace(work, disk=None if slowest is None else slowest.times())
-    of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
-    numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
-    if histories:
-        numbers = [1]
-    elif wishes.ranks is not None:
-        numbers = sorted({1, wishes.ranks})
-    plans = [planned(work, ranks) for ranks in numbers]
-    needed = None
-    if wishes.ram is not None:
-        most = 1 if histories else MOST_RANKS
-        needed = needed_ranks(work, wishes.ram, most)
-    notes = [
-        *_disturbance(work, plans),
-        *_shared_cores(work, plans),
-        *_kept_notes(job, work),
-        *_notes(job, sampled, plans, wishes, needed),
-    ]
-    return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
 
 
 def _container_notes(plans: Sequence[RanksPlan], wishes: Wishes) -> Iterator[str]:
