@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python face of histories: plain arrays in, plain arrays out. hotbed/data/histories.py checks and names them.
+// Python face of histories: plain arrays in, plain arrays out. hotbed/data/histories checks and names them.
 #include "core/histories.h"
 
 #include <nanobind/nanobind.h>

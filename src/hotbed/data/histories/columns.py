@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -157,8 +157,8 @@ class History(KeptByKey):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of", checks.names(self.of))
-        object.__setattr__(self, "where", dict(self.where))
         where = f"history {self.name!r}"
+        object.__setattr__(self, "where", _values_by_label(where, self.where))
         checks.whole_number(f"{where}: length", self.length, 1, MOST_ENTRIES)
         if self.within_seconds is not None:
             checks.seconds(f"{where}: within_seconds", self.within_seconds, above=0)
@@ -190,6 +190,13 @@ class History(KeptByKey):
         for name in self.of:
             if name != schema.time.name:
                 _single_id(schema, where, name)
+        kind = self.kind_in(schema)
+        if kind.within == 0:
+            raise ConfigError(
+                f"history {self.name!r}: within_seconds: expected at least {kind.tick / MICROS:g} "
+                f"for times of unit {schema.time.unit!r}, got {self.within_seconds}. Give a longer "
+                "time."
+            )
 
     def kind_in(self, schema: Schema) -> EntryKind:
         assert schema.time is not None
@@ -298,10 +305,15 @@ class Count(KeptByKey):
     values: Sequence[str] = VALUES
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "where", dict(self.where))
+        where = f"count {self.name!r}"
+        object.__setattr__(self, "where", _values_by_label(where, self.where))
+        if not isinstance(self.windows, Iterable):
+            raise ConfigError(
+                f"{where}: windows: expected a list of seconds, got {self.windows!r}. Give "
+                f"[{self.windows!r}]."
+            )
         object.__setattr__(self, "windows", tuple(self.windows))
         object.__setattr__(self, "values", checks.names(self.values))
-        where = f"count {self.name!r}"
         if not self.windows or not self.values:
             raise ConfigError(
                 f"{where}: nothing to count, got windows={list(self.windows)} and values="
@@ -451,6 +463,19 @@ def _as_seconds(name: str, known: Int64Array) -> Int32Array:
             f"{known.min()}..{known.max()}. Give the Time another unit, such as 'us'."
         )
     return (known + 1).astype(np.uint32).view(np.int32)
+
+
+def _values_by_label(where: str, values: object) -> dict[str, float]:
+    """Return the values that a row must have, by label. Raises ConfigError for anything else."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{where}: where maps labels to values, got {values!r}. Give a dict, such as "
+            "{'clicked': 1}."
+        )
+    for label, value in values.items():
+        if not isinstance(value, bool):
+            checks.finite_number(f"{where}: where: {label}", value)
+    return dict(values)
 
 
 def _single_id(schema: Schema, where: str, name: str) -> None:
