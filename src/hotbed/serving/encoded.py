@@ -15,6 +15,7 @@ from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import DataError
+from hotbed.frozen import IdArray
 from hotbed.serving.request import RequestEncoder, ScoreRequest
 
 
@@ -33,7 +34,9 @@ class EncodedRequests:
         self._ids = {column.name: column for column in schema.ids}
         self._encode = RequestEncoder(_without_transforms(schema))
 
-    def __call__(self, dense: Any, ids: Mapping[str, Any]) -> ScoreRequest:
+    def __call__(
+        self, dense: Any, ids: Mapping[str, Any], time: IdArray | None = None
+    ) -> ScoreRequest:
         """Return the request; the arguments are those of `InferenceSession.ask_encoded`.
 
         Raises:
@@ -55,7 +58,8 @@ class EncodedRequests:
                     columns[_weights(column)] = _weight_bags(column, values)
             else:
                 columns[name] = values
-        return self._encode(columns)
+        request = self._encode(columns)
+        return request if time is None else replace(request, time=_checked_times(time, request))
 
     def _dense_columns(self, dense: Any) -> dict[str, Any]:
         """Return the values of dense columns by name."""
@@ -70,6 +74,19 @@ class EncodedRequests:
                 raise _unknown("dense column", name, widths)
             columns[name] = _lists(values)
         return columns
+
+
+def _checked_times(times: Any, request: ScoreRequest) -> IdArray:
+    """Return the times of the candidates of a request, [n] or [1]."""
+    values = np.asarray(times)
+    num_samples = request.num_samples
+    if values.dtype.kind not in "iu" or values.shape not in ((num_samples,), (1,)):
+        raise DataError(
+            f"time: expected whole microseconds of shape [{num_samples}] or [1], got "
+            f"{values.dtype} {list(values.shape)}. Give one time for each candidate, or one for "
+            "all."
+        )
+    return values.astype(np.int64)
 
 
 def _without_transforms(schema: Schema) -> Schema:

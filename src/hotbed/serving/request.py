@@ -154,6 +154,8 @@ class RequestEncoder:
             schema, [each for each in of_rows if isinstance(each, Dense)], float
         )
         self._kept = [_feature(schema, each) for each in schema.kept_features]
+        encoded_ids = [each.name for each in schema.kept_features if isinstance(each, Id)]
+        self._types = {**schema.types, **dict.fromkeys(encoded_ids, "integer")}
         self._raw = self._ids.raw | self._dense.raw
         self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
         by_type = _transformed_columns(schema)
@@ -258,7 +260,7 @@ class RequestEncoder:
         if encoder is None:
             columns = [feature.column for feature in features]
             whole = self._schema
-            schema = Schema(columns, whole.types, whole.shapes, rules=whole.rules)
+            schema = Schema(columns, self._types, whole.shapes, rules=whole.rules)
             encoder = Encoder(schema)
             newest = list(self._encoders.items())[-KEPT_SCHEMAS:]
             self._encoders = {**dict(newest), key: encoder}

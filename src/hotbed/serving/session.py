@@ -211,8 +211,7 @@ class InferenceSession:
             >>> session.ask_encoded(batch.dense, batch.ids, batch.time).outputs
         """
         asked = monotonic()
-        request = self._encoded(dense, ids)
-        return self._scores(replace(request, time=time), asked)
+        return self._scores(self._encoded(dense, ids, time), asked)
 
     def _scores(self, request: ScoreRequest, asked: float) -> Scores:
         """Return predictions of an encoded request, which was made at `asked`."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import DataError, DecodeError
+from hotbed.errors import DataError, DecodeError, SchemaError
 
 from .conftest import Running
 
@@ -102,6 +102,18 @@ def test_session_scores_lists_of_equal_lengths_alike_wherever_they_are(
     brought = {"user": 7, **lists, "kept_items": [1, 2, 3]}
     np.testing.assert_allclose(in_part, expected, rtol=0, atol=1e-6)
     np.testing.assert_allclose(session.predict(CANDIDATES, brought), expected, rtol=0, atol=1e-6)
+
+
+def test_session_refuses_wrong_times_and_text_in_a_history(of_several_columns: Path) -> None:
+    session = hb.InferenceSession(of_several_columns)
+    lists = {"items": [[1]] * 3, "shops": [[1]] * 3}
+    ids = {"user": [7] * 3, **CANDIDATES, **lists}
+    for times in ([1, 2], [0.5], 5):
+        with pytest.raises(DataError, match=r"time: expected whole microseconds of shape \[3\]"):
+            session.ask_encoded(None, ids, np.array(times))
+    text = {"kept_items": [["1"]] * 3, "kept_shops": [[1]] * 3}
+    with pytest.raises(SchemaError, match=r"column 'kept_items': it held integer values"):
+        session.predict({**CANDIDATES, **lists, **text}, {"user": 7})
 
 
 def test_server_refuses_lists_of_different_lengths_in_one_history(of_several_columns: Path) -> None:
