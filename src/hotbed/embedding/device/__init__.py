@@ -8,7 +8,15 @@ streams.py  streams, events and pinned memory: the only file that names them
 """
 
 from .failures import named_failure
-from .link import Arrival, DeviceLink, Slot, link_to
+from .link import Arrival, DeviceLink, Slot, counted_as_rows, link_to
 from .streams import wait_for_current
 
-__all__ = ["Arrival", "DeviceLink", "Slot", "link_to", "named_failure", "wait_for_current"]
+__all__ = [
+    "Arrival",
+    "DeviceLink",
+    "Slot",
+    "counted_as_rows",
+    "link_to",
+    "named_failure",
+    "wait_for_current",
+]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeviceLink: moves tensors between the host and a device, beside what the device computes.
 
-Four lines wait, and each is needed: without one of them, the bits of a training differ under some
-order of the device's streams.
+Four lines wait, and each is needed: without any one of them, there is an order of the device's
+streams in which a training has other bits.
 
-1. The host waits until the copy before has read or written the memory that it gets.
+1. Before the host uses memory again, it waits until the last copy has read or written it.
 2. The device waits for the copy up before it computes with the values.
 3. The copy down waits until the values are computed.
 4. The host waits for the copy down before it reads the values.
@@ -16,6 +16,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -40,6 +41,8 @@ SLOTS_UP = 2
 """The host writes one while the device reads the other."""
 ALIGNMENT = 64
 """Bytes. The bits of some products depend on it, and torch's own memory on the host has it."""
+
+NOT_COUNTED = nullcontext()
 
 Layout = Sequence[tuple[Sequence[int], torch.dtype]]
 """Shape and dtype of each tensor."""
@@ -72,8 +75,8 @@ class DeviceLink:
     """Moves tensors between the host and a device on streams of its own, one for each way.
 
     Memory of the host is used again, and nobody else sees it. Memory of the device is new for each
-    copy, because a network may keep what it was given. All methods may be called on any thread; the
-    values are for the stream on which that thread computes.
+    copy, because a network may keep what it was given. All methods may be called on any thread, and
+    return values for the stream on which that thread computes.
 
     Use `link_to`: a process has one for each device.
 
@@ -99,7 +102,7 @@ class DeviceLink:
     def send(self, slot: Slot, values: Sequence[Tensor]) -> list[Tensor]:
         """Copy tensors up, one copy each; return those of the device.
 
-        `slot`: that they lie in, which was not sent before.
+        `slot`: holds the tensors, and was not sent before.
         """
         with on_stream(self._up):
             slot.begun.record(self._up)
@@ -215,6 +218,11 @@ class Arrival:
 def link_to(device: torch.device) -> DeviceLink:
     """Return the link of this process to a device."""
     return DeviceLink(device)
+
+
+def counted_as_rows(device: torch.device) -> AbstractContextManager[None]:
+    """Return a block whose time counts as work on rows of steps on `device`; not on the CPU."""
+    return NOT_COUNTED if device.type == "cpu" else link_to(device).times.in_rows()
 
 
 def _places(layout: Layout) -> list[slice]:

@@ -114,6 +114,7 @@ class FeatureLayout:
         columns: of each feature, the number of its table and its pooling.
         dims: of each feature.
         pooled: whether each feature is.
+        sequences: the numbers of the features that are not.
         output_dim: lanes of all pooled features side by side.
         groups: tables of one dim and rule.
         dated: the tables that use times.
@@ -154,6 +155,7 @@ class FeatureLayout:
         self.columns = [(number_of[feature.table], feature.pooling) for feature in self.features]
         self.dims = [self.tables[number].dim for number in self.numbers]
         self.pooled = [feature.pooling != "none" for feature in self.features]
+        self.sequences = [number for number, pooled in enumerate(self.pooled) if not pooled]
         self.output_dim = sum(
             dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
         )

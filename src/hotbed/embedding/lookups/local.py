@@ -388,9 +388,8 @@ class _Results:
     def __init__(self, layout: FeatureLayout, host: HostIds, memory: RowMemory) -> None:
         width = layout.output_dim
         shapes = [(host.num_samples, width)]
-        for number, pooled in enumerate(layout.pooled):
-            if not pooled:
-                shapes.append((_num_rows(layout, host, number), layout.dims[number]))
+        for number in layout.sequences:
+            shapes.append((_num_rows(layout, host, number), layout.dims[number]))
         self.flat, *self.sequences = memory(shapes)
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()

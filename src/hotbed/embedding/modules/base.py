@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.device import link_to
+from hotbed.embedding.device import counted_as_rows
 from hotbed.embedding.lookups import (
     FeatureLayout,
     Group,
@@ -37,6 +36,8 @@ from .gradients import RowGradients
 from .parameter import TableRows
 from .state import Carrier
 from .transforms import transformed
+
+CPU = torch.device("cpu")
 
 
 class TableModule(Carrier, ABC):
@@ -186,18 +187,19 @@ def update_tables(
         sums = module.gradients.take(keeps=keeps)
         if sums is not None:
             parts.append((module.lookup, sums, group_rates))
-    with _counted_on(modules):
+    with counted_as_rows(_device_of(modules)):
         update_parts(parts)
     for module in modules:
         module.gradients.let_go()
 
 
-def _counted_on(modules: Sequence[TableModule]) -> AbstractContextManager[None]:
-    """Return a block whose time counts as work on rows, where modules are on a device."""
+def _device_of(modules: Sequence[TableModule]) -> torch.device:
+    """Return the device of modules of a network; the CPU only if all of them are there."""
     for module in modules:
-        if module.device.type != "cpu":
-            return link_to(module.device).times.in_rows()
-    return nullcontext()
+        device = module.device
+        if device.type != "cpu":
+            return device
+    return CPU
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:

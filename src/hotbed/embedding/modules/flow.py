@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.device import link_to
+from hotbed.embedding.device import counted_as_rows, link_to
 from hotbed.embedding.lookups import (
     FeatureLayout,
     Lookup,
@@ -101,7 +101,7 @@ def look_up(
     else:
         link = link_to(module.device)
         slot = link.slot()
-        with link.times.in_rows():
+        with counted_as_rows(module.device):
             (flat, sequences), mapped = pooled(slot.rows)
         flat, *sequences = link.send(slot, [flat, *sequences])
         results = flat, sequences

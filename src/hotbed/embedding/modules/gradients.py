@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.embedding.device import Arrival, link_to, wait_for_current
+from hotbed.embedding.device import Arrival, counted_as_rows, link_to, wait_for_current
 from hotbed.embedding.lookups import FeatureLayout, Group, Lookup, MappedIds, Sums
 
 from .parameter import TableRows
@@ -77,7 +77,7 @@ class Coming:
         """Wait for them, and return their sums by id."""
 
         def summed(grads: Sequence[Tensor | None]) -> Sums:
-            with link_to(self.device).times.in_rows():
+            with counted_as_rows(self.device):
                 return self.lookup.sum_gradients(
                     self.layout, self.mapped, grads[0], grads[1:], groups
                 )
@@ -114,8 +114,8 @@ class RowGradients:
     GradScaler find them. `zero_grad()` drops them by setting `.grad` to None. If it sets them to
     zero instead, a step without ids waits.
 
-    Those of a module on another device are on their way when a backward pass ends. Whoever reads
-    `.grad` or asks for them first waits, and sums them in the order of the backward passes.
+    Those of a module on another device are on their way when a backward pass ends. The first read
+    of `.grad` waits for them, and sums them in the order of the backward passes.
 
     Args:
         layout: of the module.

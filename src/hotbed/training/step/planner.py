@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.data.batch import Batch, times_of
-from hotbed.embedding.device import link_to
+from hotbed.embedding.device import counted_as_rows
 from hotbed.embedding.lookups import Plans, WantedRows
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.table import MapQueue
@@ -101,7 +101,7 @@ class Planner:
         """
         if self._agreed is not None and self._queue is None:
             return example
-        with _counted(example):
+        with counted_as_rows(example.device):
             return self._mapped(example, by_grains=self._agreed is not None)
 
     def _mapped(self, example: Example, *, by_grains: bool) -> Example:
@@ -162,13 +162,6 @@ class Planner:
         return foreseen.planned(plans)
 
 
-def _counted(example: Example) -> AbstractContextManager[None]:
-    """Return a block whose time counts as work on rows, where the network is on a device."""
-    if example.device.type == "cpu":
-        return nullcontext()
-    return link_to(example.device).times.in_rows()
-
-
 def asked_by_grains(
     lookups: NetworkLookups, example: Example, agreed: Agreed, queue: MapQueue | None = None
 ) -> Plans:
@@ -197,7 +190,7 @@ def asked_by_grains(
     values = partial(_agreed_in, example, agreed)
     modules = [module for module in lookups.modules if module.training]
     wanted = WantedRows(times_of(batch), True, queue, batch.grain_ends, values)
-    with _counted(example) if queue is None else nullcontext():
+    with counted_as_rows(example.device) if queue is None else nullcontext():
         plans.ask(modules, wanted)
     return plans
 
