@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that we want to know of a real device, in at most ten minutes. Prints one JSON.
+"""All that we want to know of a real device, in at most ten minutes. Prints one JSON document.
 
-Each section is a process of its own, so that one that crashes or hangs costs no other:
+Each section runs in a process of its own, so that a crash or a hang ends that section alone:
 
-doctor: the checks of `hotbed doctor --device` · waits: each line that waits is taken out while the
-device is busy, and either a check misses it (found) or this method is blind to it on this device ·
-sanitizer, no_caching: some of the checks under torch's sanitizer of streams, and without its
-allocator's cache (CUDA alone) · memory: a step after the device was out of memory ·
-speed: DCNv2 on drawn rows on the CPU and the device, whole and by grains: samples a second, and
-where the time of a step went.
+doctor      the checks of `hotbed doctor --device`
+waits       removes each line that waits, while the device is busy; counts the runs that then fail
+sanitizer   some of the checks under torch's sanitizer of streams (CUDA alone)
+no_caching  the same checks without the cache of torch's allocator (CUDA alone)
+memory      a training after the device was out of memory
+speed       DCNv2 on drawn rows on the CPU and the device, whole and by grains: samples a second,
+            and where the time of a step went
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from hotbed.training.device_checks.checks import DeviceChecks, Size
 from hotbed.training.devices import find_device
 
 SHORT = Size(steps=3, samples=16, rounds=6, copied_bytes=1 << 14)
-TRIES = 5  # of a run without a wait: a fault need not show each time
+TRIES = 5  # runs without a wait, since a fault does not show each time
 LIMITS = {
     "doctor": 120,
     "waits": 120,
@@ -54,7 +56,7 @@ def doctor(device: torch.device, size: Size) -> Any:
 
 
 def some_checks(device: torch.device, size: Size) -> Any:
-    """Return what the checks find that train, which are enough to meet each wait and copy."""
+    """Return what some checks find, which together reach each wait and each kind of copy."""
     checks = DeviceChecks(device, size)
     return {
         "waits": checks.check_waits(),
@@ -64,7 +66,7 @@ def some_checks(device: torch.device, size: Size) -> Any:
 
 
 class RemovableEvent:
-    """An event of a link, whose waits of one line do nothing.
+    """An event of a link; what one line of link.py waits for can be removed.
 
     Attributes:
         removed: the number of that line in link.py; None = all wait.
@@ -98,10 +100,13 @@ class RemovableEvent:
 
 
 def waits(device: torch.device, size: Size) -> Any:
-    """Return by line of link.py that waits how many of some runs fail without it."""
+    """Return, for each line of link.py that waits, how many of `TRIES` runs fail without it."""
     new_event = link.new_event
-    setattr(link, "new_event", lambda device: RemovableEvent(new_event(device)))  # noqa: B010
-    checks = DeviceChecks(device, size)
+    with patch.object(link, "new_event", lambda device: RemovableEvent(new_event(device))):
+        return _waits_found(DeviceChecks(device, size))
+
+
+def _waits_found(checks: DeviceChecks) -> dict[str, Any]:
     checks.check_waits()
     found = {}
     for line in sorted(RemovableEvent.lines):

@@ -112,11 +112,11 @@ class _Call:
 
     def with_results(self) -> Any:
         """Queue it, and return its results."""
+        if self._is_one_of((*_RANDOM, *_SHAPED_BY_VALUES)):
+            return self._at_once()
         try:
-            if self._is_one_of((*_RANDOM, *_SHAPED_BY_VALUES)):
-                raise NotImplementedError
             shapes = self._shapes()
-        except (NotImplementedError, RuntimeError):
+        except RuntimeError:  # torch cannot compute shapes of this operation alone
             return self._at_once()
         results = tree_map(_allocated, shapes)
         of_results = [Place(value) for value in tree_flatten(results)[0] if is_fake(value)]

@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -200,8 +201,8 @@ def checked() -> Any:
     queues = devices.install()
     queues.reset(Schedule("lazy"))
     small = checks.Size(steps=3, samples=16, rounds=6, copied_bytes=1 << 14)
-    setattr(checks, "Size", lambda: small)  # noqa: B010  # its fork ends with this test
-    setattr(hb.RecModel, "graph", no_extra)  # noqa: B010  # exports have a test of their own
+    patch.object(checks, "Size", lambda: small).start()  # its fork ends with this test
+    patch.object(hb.RecModel, "graph", no_extra).start()  # exports have a test of their own
     with console.capture() as printed:
         sound = print_checks("fake")
     waits = checks.DeviceChecks(torch.device("fake:0")).check_waits
@@ -216,8 +217,7 @@ def checked() -> Any:
     def one_bit_off(link: DeviceLink, values: Any) -> Any:
         return bring(link, [None if part is None else part * (1 + 2**-23) for part in values])
 
-    setattr(DeviceLink, "bring", one_bit_off)  # noqa: B010
-    with console.capture() as of_bad:
+    with patch.object(DeviceLink, "bring", one_bit_off), console.capture() as of_bad:
         usable = print_checks("fake")
     return sound, printed.get(), missed, usable, of_bad.get()
 
@@ -252,11 +252,11 @@ def timed() -> Any:
         time.sleep(SLOW_SECONDS)
         return sum_gradients(*arguments)
 
-    setattr(LocalLookup, "sum_gradients", slow_sums)  # noqa: B010  # its fork ends with this test
     lines = LogLines()
     logging.getLogger("hotbed").addHandler(lines)
     logging.getLogger("hotbed").setLevel(logging.INFO)
-    times = on_device.fit(data(), progress=False).step_times
+    with patch.object(LocalLookup, "sum_gradients", slow_sums):
+        times = on_device.fit(data(), progress=False).step_times
     few = on_device.fit(data(), progress=False, max_steps=3).step_times
     link = link_to(torch.device("fake:0"))
     first, second = (link.bring([torch.ones(1).to("fake")]) for _ in range(2))
