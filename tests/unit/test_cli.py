@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -908,6 +909,17 @@ def test_doctor_measures_a_disk_and_leaves_nothing_there(
     printed = capsys.readouterr().out
     assert f"{speed.reads['threads', 32]:,.0f}" in printed
     assert f"fdatasync of a block: {1e3 * speed.sync_seconds[0]:.2f} ms" in printed
+
+
+def test_doctor_does_all_that_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(disk, "measure", lambda folder, update: folder)
+    monkeypatch.setattr(disk, "print_disk", done.append)
+    monkeypatch.setattr("hotbed.cli.device.print_checks", lambda name: not done.append(name))
+    monkeypatch.setattr(cli, "_run_on_ranks", lambda ranks, arguments: done.append(ranks))
+    arguments = ["doctor", "--ranks", "2", "--disk", "here", "--device", "cuda"]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    assert done == ["here", "cuda", 2]
 
 
 def test_doctor_names_a_disk_that_it_cannot_measure(

@@ -792,8 +792,8 @@ def doctor(
     """List what this machine and this install can do.
 
     With --device, train a small model on it, and compare copies, rows, losses, loss scaling and
-    states with the CPU's, which takes up to two minutes: see docs/devices.md. A device that fails
-    is exit code 1.
+    states with the CPU's, which takes up to two minutes: see docs/devices.md. If a check fails, the
+    exit code is 1.
 
     With --disk, write a file of 1 GiB in a folder, read it at random for some seconds, and remove
     it: the reads a second bound the speed of tables on that disk, see docs/tiers.md.
@@ -812,16 +812,15 @@ def doctor(
         with show.StageBars() as bars:
             speed = disks.measure(str(disk), bars.update)
         disks.print_disk(speed)
-        return
     if device is not None:
         from hotbed.cli.device import print_checks
 
         if not print_checks(device):
             raise typer.Exit(1)
-        return
-    machine.print_machine(machine.diagnose())
-    if not machine.has_native_core():
-        raise typer.Exit(1)
+    if disk is None and device is None:
+        machine.print_machine(machine.diagnose())
+        if not machine.has_native_core():
+            raise typer.Exit(1)
     if ranks is not None and ranks > 1:
         _run_on_ranks(ranks, ["doctor"])
 
