@@ -73,7 +73,7 @@ class StepParts:
         if self.limit == "device":
             return (
                 'The device limits: rows on the host suffice. amp_level="O2" or a smaller network '
-                "takes it less time."
+                "shortens it."
             )
         if self.limit == "copies":
             return (

@@ -162,7 +162,7 @@ def host(value: Any) -> Any:
 
 
 def host_later(values: tuple[Any, ...], device: torch.device) -> Callable[[], tuple[Any, ...]]:
-    """Begin to bring values to the host; return what waits, and returns what `host` does of each.
+    """Begin to bring values to the host; return what waits for them, as `host` returns them.
 
     `device`: of their tensors; those of a device come together.
     """

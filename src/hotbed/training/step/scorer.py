@@ -346,7 +346,7 @@ def bounded_form(scorer: Scorer) -> Scorer:
 def scored_later(
     scorer: Scorer, example: Example, outputs_later: OutputsLater | None = None
 ) -> Callable[[], Example]:
-    """Begin to score an example; return what waits, and returns it with its scores.
+    """Begin to score an example; return what waits for its scores, and returns it with them.
 
     `outputs_later`: of a grain; None = `Scorer.outputs_later`.
     """
