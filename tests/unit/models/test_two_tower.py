@@ -127,13 +127,36 @@ def test_the_loss_and_its_gradients_are_those_of_loops(settings: dict[str, Any])
         torch.testing.assert_close(found, stepped, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize(("grains", "is_scaled"), [(1, False), (4, False), (1, True), (4, True)])
-def test_frequencies_of_the_stream_are_those_of_a_dict(grains: int, is_scaled: bool) -> None:
+class Clipped:
+    """A callback that clips gradients, and keeps their norms before."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_gradients(self, run: Any) -> None:
+        self.norms.append(float(run.learner.clip_gradients(0.01)))
+
+
+@pytest.mark.parametrize("grains", [1, 4])
+def test_norm_of_gradients_leaves_counts_out(grains: int) -> None:
+    values = {**columns(64, seed=2), "clicked": np.zeros(64)}
+    model = hb.RecModel(network_of(), LOSS, hb.Adam(lr=0.01), grains=grains)
+    clipped = Clipped()
+    data = hb.Dataset(hb.sources.Memory(values), SCHEMA, 32)
+    model.fit(data, callbacks=clipped, progress=False)
+    assert clipped.norms == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("grains", [1, 4])
+@pytest.mark.parametrize("change", ["", "scaled", "clipped"])
+def test_frequencies_of_the_stream_are_those_of_a_dict(grains: int, change: str) -> None:
     network, values = network_of(), columns(150, seed=2)
     model = hb.RecModel(network, LOSS, hb.Adam(lr=0.01), grains=grains)
-    if is_scaled:  # as with float16
+    if change == "scaled":  # as with float16
         model.learner.network_pass.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    model.fit(hb.Dataset(hb.sources.Memory(values), SCHEMA, 32), epochs=2, progress=False)
+    callbacks = [Clipped()] if change == "clipped" else []
+    data = hb.Dataset(hb.sources.Memory(values), SCHEMA, 32)
+    model.fit(data, epochs=2, callbacks=callbacks, progress=False)
     expected = Counter(values["item"].tolist())
     (counts,) = network.counts.counts.tables
     found = {item: float(counts.lookup(np.array([item]))[0, 0]) for item in expected}

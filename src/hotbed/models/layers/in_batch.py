@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ class StreamCounts(nn.Module):
 
     The rows have one number and are a part of the model's state: saved, resumed, spread over ranks
     and evicted as all rows are. An id gets 1 more for each sample that has it, in the step that
-    learns the sample. Counts are exact up to 2**24. A schedule of the tables' learning rate and
-    clipped gradients change the 1 of a step to another number, the same one for all ids.
+    learns the sample. Counts are exact up to 2**24. A schedule of the tables' learning rate changes
+    the 1 of a step to another number, the same one for all ids.
 
     Args:
         tables: tables by name.
@@ -60,13 +60,12 @@ class StreamCounts(nn.Module):
         return counted, rows.detach().squeeze(1)
 
 
-def without_counts(network: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return the parameters whose gradients grow with the loss: those that do not count samples."""
-    counts = set()
-    for module in network.modules():
-        if isinstance(module, StreamCounts):
-            counts |= {id(parameter) for parameter in module.parameters()}
-    return [parameter for parameter in parameters if id(parameter) not in counts]
+def counting_modules(network: nn.Module) -> set[nn.Module]:
+    """Return the modules whose gradients count samples, and are not those of the loss.
+
+    Loss scaling and clipping leave them as they are.
+    """
+    return {module.counts for module in network.modules() if isinstance(module, StreamCounts)}
 
 
 class _Counted(torch.autograd.Function):

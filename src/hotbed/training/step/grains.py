@@ -208,6 +208,8 @@ class Grains(Passes):
         """
         total = 0.0
         for module in self._collections:
+            if module in self._pass.counting:
+                continue
             sums = module.gradients.take(keeps=True)
             if sums is not None:
                 for square in sums.mapped.squares(sums).tolist():

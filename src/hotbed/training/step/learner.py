@@ -20,7 +20,6 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.modules import device_of, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
-from hotbed.models.layers.in_batch import without_counts
 from hotbed.optim.average import WeightAverage
 from hotbed.optim.held import optimizers_of, schedules_of
 from hotbed.optim.precision import AmpPrecision, Compile
@@ -121,7 +120,6 @@ class StepLearner:
             network, criterion, dense, sparse, self.precision, self.device
         )
         self._dense_parameters = self.network_pass.dense_parameters
-        self._scaled_rows = without_counts(network, self.network_pass.row_parameters)
         self._left_out = LeftOut(network, self._dense_parameters)
         self._max_norm = 0.0  # that gradients were clipped to last
         self.skipped = 0
@@ -206,7 +204,7 @@ class StepLearner:
         }
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return all parameters with gradients: dense parameters and row parameters of tables."""
+        """Return all parameters with gradients of the loss: dense ones and those of rows."""
         return [*self._dense_parameters, *self.network_pass.row_parameters]
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -301,7 +299,7 @@ class StepLearner:
             self.average.leave_step()
 
     def _unscale_rows(self, factor: float) -> None:
-        for parameter in self._scaled_rows:  # on the host, also of other devices
+        for parameter in self.network_pass.row_parameters:  # on the host, also of other devices
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hotbed.embedding.device import link_to
 from hotbed.errors import ConfigError
+from hotbed.models.layers.in_batch import counting_modules
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.step.criterion import Criterion
@@ -65,7 +66,8 @@ class NetworkPass(Passes):
     Attributes:
         call: takes the arguments of an example, and returns what the network returns.
         dense_parameters: that the optimizer holds.
-        row_parameters: of tables.
+        counting: modules whose gradients count samples.
+        row_parameters: of tables, without those of `counting`.
         buffers: of the network, those with values.
         before: these buffers, as they were before the last forward pass.
         scaler: of the loss; None: it is not scaled.
@@ -87,7 +89,9 @@ class NetworkPass(Passes):
         self.outputs = None
         self.call: Callable[..., Any] = network
         self.dense_parameters = parameters_of(dense)
-        self.row_parameters = parameters_of(sparse)
+        self.counting = counting_modules(network)
+        counts = {id(parameter) for module in self.counting for parameter in module.parameters()}
+        self.row_parameters = [p for p in parameters_of(sparse) if id(p) not in counts]
         self.buffers = [buffer for buffer in network.buffers() if buffer.numel()]
         self.before = [buffer.clone() for buffer in self.buffers]
         self.scaler: torch.amp.GradScaler | None = None
