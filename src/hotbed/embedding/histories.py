@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.data.batch import Batch, changed
 from hotbed.data.histories import EntryKind, KeptByKey, LeftEntries, keys_of, read_stored, see
-from hotbed.errors import ConfigError, TableError
+from hotbed.errors import ConfigError, DataError, TableError
 
 from . import hashing
 from .init import Zeros
@@ -91,11 +91,12 @@ class HistoryStore:
             leaves: whether the rows then leave what later rows see, as rows that are learned do.
 
         Raises:
-            DataError: the batch has no times.
+            DataError: the batch has no times, keys, or labels of `where`.
         """
         if batch.previews is not None:
             previews = self.fill(batch.previews, leaves=False)
             batch = changed(batch, {"previews": previews})
+        self._check(batch, leaves=leaves)
         ids = dict(batch.ids)
         dense = dict(batch.dense)
         keys = [keys_of(column, batch) for column in self.columns]
@@ -105,9 +106,23 @@ class HistoryStore:
             more_ids, more_dense = column.features_of(seen, self.schema)
             ids = {**more_ids, **ids}
             dense = {**more_dense, **dense}
-            if left is not None:
+            if left is not None and len(left.keys):
                 self._add(column, seen.kind, left)
         return changed(batch, {"ids": ids, "dense": dense})
+
+    def _check(self, batch: Batch, *, leaves: bool) -> None:
+        """Raise DataError if a batch lacks what the columns are kept by."""
+        missing = {column.by for column in self.columns} - batch.ids.keys()
+        if leaves:
+            missing |= {label for column in self.columns for label in column.where}
+            missing -= batch.labels.keys()
+        if batch.time is None and self.schema.time is not None:
+            missing.add(self.schema.time.name)
+        if missing:
+            raise DataError(
+                "histories: a batch has the time, keys and labels of its rows, got none of "
+                f"{min(missing)!r}. Encode it with hb.Encoder(schema)."
+            )
 
     def older_ids(
         self, column: KeptByKey, keys: NDArray[np.int64]

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 
 COLUMNS = [hb.Label("liked"), hb.Time("at"), hb.Id("user"), hb.Id("movie")]
 OF_USER: dict[str, Any] = {"of": ["movie"], "by": "user"}
@@ -48,3 +49,23 @@ def test_count_with_a_wrong_setting_is_refused(settings: dict[str, Any], message
 
 def test_label_values_of_a_history_may_be_true_or_false() -> None:
     hb.Schema([*COLUMNS, hb.History("before", where={"liked": True}, **OF_USER)])
+
+
+def test_batch_without_keys_times_or_labels_is_refused_and_one_without_rows_is_filled() -> None:
+    schema = hb.Schema([*COLUMNS, hb.History("before", where={"liked": 1}, **OF_USER)])
+    store = hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=2)).histories
+    assert store is not None
+    ids = {name: hb.Ids(np.array([1, 2])) for name in ("user", "movie")}
+    times = np.array([1, 2]) * 1_000_000
+    labels = {"liked": np.ones(2, np.float32)}
+    for name, batch in {
+        "at": hb.Batch(ids, labels=labels, num_samples=2),
+        "liked": hb.Batch(ids, time=times, num_samples=2),
+        "user": hb.Batch({"movie": ids["movie"]}, labels=labels, time=times, num_samples=2),
+    }.items():
+        with pytest.raises(DataError, match=f"got none of '{name}'"):
+            store.fill(batch, leaves=True)
+    keyless = {**ids, "user": hb.Ids(np.empty(0, np.int64), np.zeros(3, np.int64))}
+    batch = hb.Batch(keyless, labels=labels, time=times, num_samples=2)
+    for part in (batch, batch[:0]):
+        assert len(store.fill(part, leaves=True).ids["before"].values) == 0

@@ -362,7 +362,7 @@ class Count(KeptByKey):
         if len(known) and (known.min() < -_TILES or known.max() >= _TILES):
             raise DataError(
                 f"count {self.name!r}: times lie too far from 1970 for tiles of {self.every} "
-                f"seconds, got tile {known.max()}. Raise every."
+                f"seconds, got tiles {known.min()}..{known.max()}. Raise every."
             )
         entries = np.empty((len(known), kind.lanes), np.int32)
         entries[:, 0] = known
