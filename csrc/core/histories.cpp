@@ -61,7 +61,7 @@ class Passing {
     for (size_t i = order_.size() - seen; i < order_.size(); i++) out.push_back(entries_[order_[i]]);
   }
 
-  // Lets go the entries that arrived first, as long as enough others are known by now, or while they are too old.
+  // Drops the entries that arrived first, as long as enough others are known by now, or while they are too old.
   void shorten(const HistoryRule& rule, int64_t time) {
     size_t known = 0;
     for (size_t i = first_; i < times_.size(); i++) known += times_[i] < time;
