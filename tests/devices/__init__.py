@@ -16,7 +16,7 @@ A process that has the device keeps it, so each test installs it in a process of
 fake.py        install: torch's device "fake"
 memory.py      memory that the host cannot read, and pinned memory
 operations.py  torch's operations on the host's kernels, late
-queues.py      Queues, Schedule: which queued work runs when; waits that are taken out
+queues.py      Queues, Schedule: which queued work runs when; waits that are removed
 streams.py     what torch.Stream and torch.Event are there
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues: work that runs late, in any order that queues and their marks allow. No torch here.
 
-Waits can be taken out by the line that asks for them. A line that nobody misses is superfluous, or
-the tests are blind:
+Waits can be removed by the line that asks for them. If no run then differs, the line is not needed,
+or the tests cannot see what it does:
 
     for site in wait_sites(queues, run):
         assert list(finds_removed(queues, run, site, expected, schedules()))
@@ -91,7 +91,7 @@ class Queues:
     Attributes:
         schedule: which work runs before it must.
         sites: how often each line of the code under test has asked for a wait.
-        removed: the line whose waits do nothing; None = all wait.
+        removed: the line whose waits do nothing; None = there is none.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Queues:
                 self._run_to(mark)
 
     def finish(self, *queues: Queue) -> None:
-        """Run everything in these queues, or in all: a wait that cannot be taken out."""
+        """Run everything in these queues, or in all: a wait that cannot be removed."""
         with self.lock:
             for queue in queues or self.queues:
                 mark = Mark(queue)
@@ -155,7 +155,7 @@ class Queues:
                 self._run_to(mark)
 
     def reset(self, schedule: Schedule, removed: Site | None = None) -> None:
-        """Finish all work, and go on by another schedule."""
+        """Finish all work, and follow another schedule from here on."""
         self.finish()
         self.schedule = schedule
         self.removed = removed
@@ -229,7 +229,7 @@ def finds_removed(
 ) -> Iterator[str]:
     """Yield the schedules under which a run without the waits of a line differs or fails.
 
-    `site`: None = nothing is taken out; a run that is at fault itself is looked at.
+    `site`: None = no wait is removed, for a run that has a fault of its own.
     """
     for schedule in tried:
         queues.reset(schedule, site)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network on a device trains its rows to the bits of a CPU, in any order of the device's streams.
 
-The device is the one of `tests/devices`. Each line of Hotbed that waits is taken out in turn, and
-must be missed.
+The device is the one of `tests/devices`. Each line of Hotbed that waits is removed in turn, and
+the bits must then differ.
 """
 
 from __future__ import annotations
@@ -140,11 +140,11 @@ FLOWS: list[Callable[[str], Any]] = [scores, plain_loop, fit, fit_by_grains]
 
 
 def found(drawn: int) -> Any:
-    """Return the flows whose bits differ on the device, the lines that wait, and those missed."""
+    """Return the flows whose bits differ on the device, the lines that wait, and those needed."""
     queues = devices.install()
     differing = []
     sites: set[devices.Site] = set()
-    missed: set[devices.Site] = set()
+    needed: set[devices.Site] = set()
     for flow in FLOWS:
         expected = flow("cpu")
         for schedule in schedules(drawn):
@@ -153,18 +153,18 @@ def found(drawn: int) -> Any:
                 differing.append(f"{flow.__name__}: {schedule}")
         run = functools.partial(flow, "fake")
         sites |= set(wait_sites(queues, run))
-        for site in sites - missed:
+        for site in sites - needed:
             if any(finds_removed(queues, run, site, expected, schedules(drawn))):
-                missed.add(site)
-    return differing, sites, missed
+                needed.add(site)
+    return differing, sites, needed
 
 
 def test_bits_are_those_of_a_cpu_and_each_wait_is_needed() -> None:
-    differing, sites, missed = SERVER.call(found, 0)
+    differing, sites, needed = SERVER.call(found, 0)
     assert not differing
     assert {name for name, _ in sites} == {"link.py"}
     assert len(sites) == 4
-    assert missed == sites
+    assert needed == sites
 
 
 class ElsewhereEvent(devices.Event):

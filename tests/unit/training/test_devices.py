@@ -197,7 +197,7 @@ def test_model_on_a_device_is_exported_and_served_on_the_cpu(tmp_path: Path) -> 
 
 
 def checked() -> Any:
-    """Return what the command prints of a sound device, and which waits a check misses."""
+    """Return what the command prints of a sound device, and how a check fails without each wait."""
     queues = devices.install()
     queues.reset(Schedule("lazy"))
     small = checks.Size(steps=3, samples=16, rounds=6, copied_bytes=1 << 14)
@@ -206,7 +206,7 @@ def checked() -> Any:
     with console.capture() as printed:
         sound = print_checks("fake")
     waits = checks.DeviceChecks(torch.device("fake:0")).check_waits
-    missed = {
+    failures = {
         site: list(finds_removed(queues, waits, site, waits(), schedules(drawn=2)))
         for site in wait_sites(queues, waits)
         if site[0] == "link.py"  # the check itself waits to measure time
@@ -219,7 +219,7 @@ def checked() -> Any:
 
     with patch.object(DeviceLink, "bring", one_bit_off), console.capture() as of_bad:
         usable = print_checks("fake")
-    return sound, printed.get(), missed, usable, of_bad.get()
+    return sound, printed.get(), failures, usable, of_bad.get()
 
 
 def no_extra(model: hb.RecModel) -> Any:
@@ -227,12 +227,12 @@ def no_extra(model: hb.RecModel) -> Any:
 
 
 def test_doctor_passes_a_sound_device_and_refuses_one_that_loses_a_bit() -> None:
-    sound, printed, missed, usable, of_bad = SERVER.call(checked)
+    sound, printed, failures, usable, of_bad = SERVER.call(checked)
     assert sound, printed
     assert "fake:0 passed all 8 checks." in printed
     assert "no export without hotbed[export]" in printed
-    assert len(missed) == 4
-    assert all(missed.values()), missed
+    assert len(failures) == 4
+    assert all(failures.values()), failures
     assert not usable
     assert "FAILED rows: tables that learned on the device differ" in of_bad
     assert "failed 2 of 8 checks: waits under load, rows" in of_bad
