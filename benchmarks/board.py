@@ -128,7 +128,8 @@ def encoded(log: Log, rows: Any, pooling: str | None) -> tuple[hb.Schema, list[h
     """Return schema and batches; numbers are normalized by the first rows, which begin a batch."""
     first = hb.sources.Memory(rows[: log.num_first])
     rest = hb.sources.Memory(rows[log.num_first :])
-    schema, size = log.schema(pooling).fit(first), batch_size(len(rows))
+    schema = log.schema(pooling).fit(first)
+    size = batch_size(len(rows))
     return schema, [*hb.Dataset(first, schema, size), *hb.Dataset(rest, schema, size)]
 
 

@@ -88,7 +88,8 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs = FeatureInputs(schema, tables)
-        dim, has_numbers = self.inputs.equal_dim("DLRM"), self.inputs.dense_dim > 0
+        dim = self.inputs.equal_dim("DLRM")
+        has_numbers = self.inputs.dense_dim > 0
         self.bottom = None
         if has_numbers:
             self.bottom = MLP_Block(

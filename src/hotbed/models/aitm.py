@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive information transfer: events that follow each other, each told by the one before."""
+"""Adaptive information transfer: events that follow each other, each helped by the one before."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class AITM(nn.Module):
     """AITM: the tower of an event learns how much to take over from the event before it.
 
-    Each event has a tower over all features. From the second event on, an attention decides
-    between what the tower says and what the event before transfers. All labels are learned over
+    Each event has a tower over all features. From the second event on, an attention weighs the
+    output of the tower against what the event before transfers. All labels are learned over
     all samples. `hb.losses.MultiTask(…, order=("click", "buy"))` adds the paper's calibrator, which
     keeps a later event from being more likely than the one before it.
 

@@ -42,7 +42,7 @@ def __dir__() -> list[str]:
 
 T = TypeVar("T", Tensor, float)
 _TINY = 1e-8
-"""Added to a loss whose logarithm is taken: that of a batch without a label may be 0."""
+"""Added to a loss before its logarithm is taken: the loss of a batch without labels may be 0."""
 
 
 class Loss(ABC):

@@ -34,14 +34,15 @@ class TwoTower(nn.Module):
     Train it with `hb.losses.InBatchSoftmax()`: in training the network gives the scores of each
     user and all items of the batch, [n, n]. Popular items are drawn into batches more often than
     others, and would be punished for it; so the logarithm of an item's frequency in the stream is
-    subtracted from its scores. Not among the negatives of a sample are other samples of its item,
-    and other positive samples of its user. A step by grains takes the items of each grain.
+    subtracted from its scores. The negatives of a sample leave out other samples of its item, and
+    other positive samples of its user. A step by grains takes the items of each grain.
 
     Elsewhere (evaluation, prediction, exports) it gives the score of each sample, [n].
 
     Args:
-        schema: the columns of the data, with one label; a sample is positive if that is above 0.
-        tables: tables by name; counts of items lie in a table of dim 1 beside the item's.
+        schema: the columns of the data, with one label; a sample is positive if its label is above
+            0.
+        tables: tables by name; counts of items lie in a table of dim 1 of their own.
         user: names of the features of the user; the first one is its key, an Id column.
         item: names of the features of the item; the first one is its key, an Id column.
         similarity: "cosine" or "dot".

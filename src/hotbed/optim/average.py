@@ -9,17 +9,17 @@ from hotbed import checks
 from hotbed.errors import ConfigError
 
 WEIGHTS = "averaged_weights"
-"""The entry of an optimizer's state of a parameter that its weights, or their average, lie in."""
+"""The entry of a parameter in an optimizer's state: its weights, or their average."""
 LINE = 64
-"""Bytes at whose multiples torch allocates; the bits of some products depend on it."""
+"""torch allocates at multiples of so many bytes; the bits of some products depend on it."""
 
 
 class WeightAverage:
     """The exponential moving average of the parameters of an optimizer.
 
-    Between two steps the parameters are the averages: so they are scored, saved, published and
-    exported without knowing of it. In a step they are the weights that the optimizer learns. The
-    other ones lie in the optimizer's state, which is saved with it.
+    Between two steps the parameters hold the averages, which are then scored, saved, published and
+    exported. In a step they hold the weights that the optimizer learns. The optimizer's state holds
+    whichever of the two the parameters do not, and is saved with it.
 
     Args:
         optimizer: of the parameters.
@@ -55,7 +55,7 @@ class WeightAverage:
             self._is_within_step = True
 
     def end_step(self) -> None:
-        """Take the weights that a step has learned into the averages, and give these back."""
+        """Add the weights that a step has learned to the averages, and give the network these."""
         for parameter in self._parameters:
             state = self._optimizer.state.get(parameter, {})
             if WEIGHTS in state:
@@ -76,7 +76,7 @@ class WeightAverage:
             state = self._optimizer.state.get(parameter, {})
             if WEIGHTS in state:
                 others = state[WEIGHTS]
-                if others.data_ptr() % LINE:  # as a state is loaded
+                if others.data_ptr() % LINE:  # so it may be after a state was loaded
                     others = others.clone()
                 state[WEIGHTS] = parameter.data
                 parameter.data = others

@@ -99,8 +99,9 @@ def autoint(w: Weights, fields: list[Tensor], numbers: Tensor) -> Tensor:
             for part in (slice(0, 3), slice(3, 6)):
                 scores = torch.stack([query[i][part] @ other[part] for other in key])
                 shares = torch.exp(scores) / torch.exp(scores).sum()
-                heads.append(sum(s * v[part] for s, v in zip(shares, value, strict=True)))
-            outputs.append(torch.relu(torch.cat(heads) + residual[i]))  # type: ignore[arg-type]
+                weighed = [s * v[part] for s, v in zip(shares, value, strict=True)]
+                heads.append(torch.stack(weighed).sum(0))
+            outputs.append(torch.relu(torch.cat(heads) + residual[i]))
         fields = outputs
     return head(w, *fields, perceptron(w, "mlp", flat, 1))
 
@@ -172,7 +173,7 @@ def rankmixer(w: Weights, fields: list[Tensor], numbers: Tensor) -> Tensor:
             hidden = F.gelu(token @ own["first"] + own["first_bias"])
             output = hidden @ own["second"] + own["second_bias"]
             tokens.append(layer_norm(w, f"norms.{layer}", output + token))
-    return head(w, sum(tokens) / 3)  # type: ignore[operator]
+    return head(w, torch.stack(tokens).mean(0))
 
 
 Formula = Callable[[Weights, list[Tensor], Tensor], Tensor]
