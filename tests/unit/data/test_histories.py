@@ -65,6 +65,9 @@ def test_batch_without_keys_times_or_labels_is_refused_and_one_without_rows_is_f
     }.items():
         with pytest.raises(DataError, match=f"got none of '{name}'"):
             store.fill(batch, leaves=True)
+    batch = hb.Batch({"user": ids["user"]}, labels=labels, time=times, num_samples=2)
+    with pytest.raises(DataError, match=r"all of its columns \['movie'\], got ids of \['user'\]"):
+        store.fill(batch, leaves=True)
     keyless = {**ids, "user": hb.Ids(np.empty(0, np.int64), np.zeros(3, np.int64))}
     batch = hb.Batch(keyless, labels=labels, time=times, num_samples=2)
     for part in (batch, batch[:0]):

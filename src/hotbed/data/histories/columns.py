@@ -223,6 +223,11 @@ class History(KeptByKey):
         for column in columns:
             entries[:, lanes : lanes + 2] = column.view(np.int32).reshape(-1, 2)
             lanes += 2
+        if lanes != kind.lanes:
+            raise DataError(
+                f"history {self.name!r}: a batch has all of its columns {list(self.of)}, "
+                f"got ids of {sorted(batch.ids)}. Encode it with hb.Encoder(schema)."
+            )
         return entries
 
     def leaving(self, batch: Batch, matches: NDArray[np.bool_]) -> NDArray[np.bool_]:
