@@ -13,6 +13,7 @@ from hotbed import checks
 from hotbed.config import did_you_mean
 from hotbed.embedding.modules import TableModule, table_modules, update_tables
 from hotbed.embedding.modules.parameter import StepsTables, TableRows
+from hotbed.embedding.rule import Ftrl
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.closure import loss_of
@@ -156,8 +157,10 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         loss = loss_of(closure)
         self.check()
         for group in self.param_groups:
-            for table in group["params"][0].tables:
-                table.watch_rate(group["lr"])
+            tables = group["params"][0].tables
+            if isinstance(tables[0].rule, Ftrl):  # all of a group have one rule
+                for table in tables:
+                    table.watch_rate(group["lr"])
         rate_of = {id(group["params"][0]): float(group["lr"]) for group in self.param_groups}
         rates = [[rate_of[id(rows)] for rows in module.rows] for module in self._modules]
         update_tables(self._modules, rates, keeps=self.keeps_gradients)

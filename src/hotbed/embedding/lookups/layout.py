@@ -91,7 +91,7 @@ class Group:
 
         `uniques`: the number of distinct ids of each table of the layout.
         """
-        num_uniques = sum(uniques[table] for table in self.tables)
+        num_uniques = sum(map(uniques.__getitem__, self.tables))
         num_rows = self.num_rows(num_uniques)
         sums = torch.empty(num_rows, self.dim, dtype=torch.float32, device="cpu")
         if num_rows > num_uniques:

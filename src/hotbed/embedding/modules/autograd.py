@@ -25,9 +25,12 @@ class TableFlow(Flow):
     def pool(
         self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
-        check_transforms([table.name for table in module.layout.tables], inputs[0].values)
-        weights = [None if ids.weights is None else graph_weights(ids.weights) for ids in inputs]
-        weighted = weights.count(None) < len(weights)
+        check_transforms(module.layout.tables, inputs[0].values)
+        weighted = {
+            number: ids.weights
+            for number, ids in enumerate(inputs)
+            if ids.weights is not None and graph_weights(ids.weights) is not None
+        }
         if torch.compiler.is_compiling():
             if weighted or module.layout.buckets.sizes:
                 pooled: Pooled = _pool_eagerly(module, inputs, time)
@@ -36,7 +39,7 @@ class TableFlow(Flow):
         if torch.is_grad_enabled() and (weighted or module.learns):
             anchor = module.anchor if module.learns else module.anchor.detach()
             flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]  # torch has no types
-                anchor, module, inputs, time, plan, *weights
+                anchor, module, inputs, time, plan, tuple(weighted), *weighted.values()
             )
             return flat, sequences
         results, _ = look_up(module, inputs, time, plan, training=module.training, keeps=False)
@@ -46,7 +49,7 @@ class TableFlow(Flow):
 class _Pool(torch.autograd.Function):
     """The lookup as an autograd function.
 
-    `weights`: those of each feature if they require a gradient, else None.
+    `weighted`: the numbers of the features whose weights require a gradient; `weights`: theirs.
     """
 
     @staticmethod
@@ -57,16 +60,15 @@ class _Pool(torch.autograd.Function):
         inputs: Sequence[Ids],
         time: Any,
         plan: Plan | None,
-        *weights: Tensor | None,
+        weighted: Sequence[int],
+        *weights: Tensor,
     ) -> Any:
         results, mapped = look_up(module, inputs, time, plan, training=module.training, keeps=True)
         ctx.mapped = mapped
         ctx.module = module
-        ctx.num_weights = len(weights)
-        ctx.weighted = {}
-        for number, weight in enumerate(weights):
-            if weight is not None:
-                ctx.weighted[number] = Weighted.of(module, mapped, number, inputs[number])
+        ctx.weighted = {
+            number: Weighted.of(module, mapped, number, inputs[number]) for number in weighted
+        }
         ctx.set_materialize_grads(False)
         flat, sequences = results
         return (flat, *sequences)
@@ -79,14 +81,13 @@ class _Pool(torch.autograd.Function):
             module.gradients.add(
                 module.lookup, module.layout, ctx.mapped, flat, sequences, module.device
             )
-        of_weights: list[Tensor | None] = [None] * ctx.num_weights
+        of_weights: list[Tensor | None] = []
         if ctx.weighted:
             parts = list(module.layout.split(grads[0], grads[1:]))
             for number, weighted in ctx.weighted.items():
                 grad = parts[number]
-                if grad is not None:
-                    of_weights[number] = weighted.gradient(grad)
-        return None, None, None, None, None, *of_weights
+                of_weights.append(None if grad is None else weighted.gradient(grad))
+        return None, None, None, None, None, None, *of_weights
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it

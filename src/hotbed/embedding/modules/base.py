@@ -160,7 +160,7 @@ class TableModule(Carrier, ABC):
 
     def __prepare_scriptable__(self) -> None:
         """Raise ConfigError: torch.jit.script calls this before it compiles a module."""
-        raise transformed([table.name for table in self.tables], "torch.jit.script")
+        raise transformed(self.tables, "torch.jit.script")
 
     def update(self, rates: Sequence[float], *, keeps: bool = False) -> None:
         """Apply the rule of each table to its rows whose gradients wait, once a row.

@@ -139,7 +139,7 @@ def _(
     learns: bool,
 ) -> list[Tensor]:
     module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
-    check_export([table.name for table in module.layout.tables])
+    check_export(module.layout.tables)
     num_samples = values[0].shape[0]
     if offsets[0].shape[0]:
         num_samples = offsets[0].shape[0] - 1

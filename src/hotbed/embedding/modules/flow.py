@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,15 +19,7 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.device import counted_as_rows, link_to
-from hotbed.embedding.lookups import (
-    FeatureLayout,
-    Lookup,
-    MappedIds,
-    Plan,
-    Pooled,
-    RowMemory,
-    new_rows,
-)
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Pooled, new_rows
 
 from .gradients import RowGradients
 
@@ -88,21 +81,18 @@ def look_up(
     keeps: bool,
 ) -> tuple[Pooled, MappedIds]:
     """Return what the lookup of `module` returns, on the device of the module."""
-
-    def pooled(memory: RowMemory) -> tuple[Pooled, MappedIds]:
-        if plan is not None:
-            return module.lookup.pool_plan(module.layout, inputs, plan, memory)
-        return module.lookup.pool(
-            module.layout, inputs, time, memory, training=training, keep=keeps
-        )
-
+    lookup = module.lookup
+    if plan is None:
+        pool = partial(lookup.pool, module.layout, inputs, time, training=training, keep=keeps)
+    else:
+        pool = partial(lookup.pool_plan, module.layout, inputs, plan)
     if module.device.type == "cpu":
-        results, mapped = pooled(new_rows)
+        results, mapped = pool(new_rows)
     else:
         link = link_to(module.device)
         slot = link.slot()
         with counted_as_rows(module.device):
-            (flat, sequences), mapped = pooled(slot.rows)
+            (flat, sequences), mapped = pool(slot.rows)
         flat, *sequences = link.send(slot, [flat, *sequences])
         results = flat, sequences
     if keeps:

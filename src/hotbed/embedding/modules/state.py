@@ -141,7 +141,7 @@ class Carrier(nn.Module, ABC):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         if torch.onnx.is_in_onnx_export():  # torch's own exporter; that of Hotbed takes no rows
-            raise transformed([table.name for table in self.tables], "torch.onnx.export")
+            raise transformed(self.tables, "torch.onnx.export")
         check_not_sharded(self)
         for name, value in (*self._parameters.items(), *self._buffers.items()):
             if value is None or name in self._non_persistent_buffers_set:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
 _BY_KIND = {
@@ -20,13 +21,13 @@ _BY_KIND = {
 }
 
 
-def check_transforms(tables: Sequence[str], ids: Any) -> None:
+def check_transforms(tables: Sequence[Table], ids: Any) -> None:
     """Raise ConfigError if torch transforms or records the code that looks up `ids`.
 
     torch.compile takes lookups as operators of its own, see `compiled`.
 
     Args:
-        tables: the names of the tables, for the message.
+        tables: that are looked up, for the message.
         ids: the first ids of the lookup.
     """
     transform = _transform(ids)
@@ -34,17 +35,18 @@ def check_transforms(tables: Sequence[str], ids: Any) -> None:
         raise transformed(tables, transform)
 
 
-def check_export(tables: Sequence[str]) -> None:
+def check_export(tables: Sequence[Table]) -> None:
     """Raise ConfigError if torch.export computes the shapes of a compiled lookup."""
     is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 cannot tell
     if is_exporting is not None and is_exporting():
         raise transformed(tables, "torch.export")
 
 
-def transformed(tables: Sequence[str], transform: str) -> ConfigError:
+def transformed(tables: Sequence[Table], transform: str) -> ConfigError:
     """Return the error of a lookup inside of a transform of torch."""
+    names = sorted(table.name for table in tables)
     return ConfigError(
-        f"embedding {sorted(tables)}: {transform} cannot follow a lookup of Hotbed, which native "
+        f"embedding {names}: {transform} cannot follow a lookup of Hotbed, which native "
         "code performs in a table that changes, got a lookup inside of it. Call the model on whole "
         "batches, train with loss.backward(), and serve with RecModel.export; for a model of "
         "hb.auto, load hotbed.training.auto.plain_state_dict(model) into the model as it was "

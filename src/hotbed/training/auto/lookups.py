@@ -221,7 +221,7 @@ class MovedLookup(TableModule):
         self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
-        check_transforms([self.tables[0].name], input)
+        check_transforms(self.tables, input)
         self.performed += self.training
         if self.unbounded:
             input = self._unbounded_ids(input)
