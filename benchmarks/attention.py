@@ -4,8 +4,8 @@
 The step has 1,024 samples with 200 entries each and dim 16, one table for target and history. The
 request has 100 candidates and one history of 1,000 entries for all of them, and is answered by a
 session in this process. "lookup" takes the mean of the rows, as a column of pooling "mean".
-Medians and 99th percentiles in milliseconds, of the time that passes and of the processor's (cpu),
-one JSON line a kind:
+Medians and 99th percentiles in milliseconds, of the time that passes and of the processor's (cpu).
+Kinds take turns in one process; one JSON line for the steps of a kind, one for its requests:
 
     python benchmarks/attention.py
 """
@@ -59,44 +59,52 @@ def rows(num_rows: int, length: int, seed: int) -> dict[str, Any]:
     }
 
 
-def milliseconds(call: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Return median and 99th percentile of the time of a call, and of its processor time."""
-    times = []
-    processor_times = []
+def milliseconds(
+    calls: dict[str, Callable[[], object]], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Return median and 99th percentile of the time of each call, and of its processor time.
+
+    The calls take turns, so that other work on the machine slows down all of them alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    processor_times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        began = time.perf_counter()
-        processor_began = time.process_time()
-        call()
-        processor_times.append((time.process_time() - processor_began) * 1e3)
-        times.append((time.perf_counter() - began) * 1e3)
+        for name, call in calls.items():
+            began = time.perf_counter()
+            processor_began = time.process_time()
+            call()
+            processor_times[name].append((time.process_time() - processor_began) * 1e3)
+            times[name].append((time.perf_counter() - began) * 1e3)
     return {
-        "median_ms": round(float(np.median(times)), 2),
-        "p99_ms": round(float(np.quantile(times, 0.99)), 2),
-        "cpu_median_ms": round(float(np.median(processor_times)), 2),
-        "cpu_p99_ms": round(float(np.quantile(processor_times, 0.99)), 2),
+        name: {
+            "median_ms": round(float(np.median(times[name])), 2),
+            "p99_ms": round(float(np.quantile(times[name], 0.99)), 2),
+            "cpu_median_ms": round(float(np.median(processor_times[name])), 2),
+            "cpu_p99_ms": round(float(np.quantile(processor_times[name], 0.99)), 2),
+        }
+        for name in calls
     }
 
 
-def step(kind: str, rounds: int) -> dict[str, float]:
-    """Time training steps of one batch."""
+def step(kind: str) -> Callable[[], object]:
+    """Return a training step of one batch."""
     torch.manual_seed(0)
     model = recmodel(kind, 200)
     (batch,) = hb.Dataset(hb.sources.Memory(rows(1024, 200, 0)), model.schema, 1024)
     model.step(batch)
-    return milliseconds(lambda: model.step(batch), rounds)
+    return lambda: model.step(batch)
 
 
-def request(kind: str, rounds: int) -> dict[str, float]:
-    """Time requests of 100 candidates with one history of 1,000 entries."""
+def request(kind: str, folder: str) -> Callable[[], object]:
+    """Return a request of 100 candidates with one history of 1,000 entries."""
     model = recmodel(kind, 1000)
     data = hb.Dataset(hb.sources.Memory(rows(512, 1000, 1)), model.schema, 64)
     model.fit(data, progress=False)
     candidates = {"item": rows(100, 1, 2)["item"]}
     context = {"history": rows(1, 1000, 3)["history"][0].tolist()}
-    with tempfile.TemporaryDirectory() as folder:
-        session = hb.InferenceSession(model.export(f"{folder}/export"))
-        session.predict(candidates, context=context)
-        return milliseconds(lambda: session.predict(candidates, context=context), rounds)
+    session = hb.InferenceSession(model.export(f"{folder}/{kind}"))
+    session.predict(candidates, context=context)
+    return lambda: session.predict(candidates, context=context)
 
 
 def main() -> None:
@@ -110,9 +118,15 @@ def main() -> None:
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     hb.set_num_threads(a.threads)
-    for kind in a.kinds:
-        line = {"step": step(kind, a.steps), "request": request(kind, a.requests)}
-        print(json.dumps({"kind": kind, **line}), flush=True)
+    if a.steps:
+        steps = milliseconds({kind: step(kind) for kind in a.kinds}, a.steps)
+        for kind, figures in steps.items():
+            print(json.dumps({"kind": kind, "step": figures}), flush=True)
+    if a.requests:
+        with tempfile.TemporaryDirectory() as folder:
+            calls = {kind: request(kind, folder) for kind in a.kinds}
+            for kind, figures in milliseconds(calls, a.requests).items():
+                print(json.dumps({"kind": kind, "request": figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ NATIVE = {
     "embedding/table",
     "frozen",
     "memory",
+    "models/layers/sequence/attend",
     "optim/sparse",
     "parallel/exchange",
     "serving/rows",

@@ -10,6 +10,7 @@
 
 namespace nb = nanobind;
 
+void init_attention(nb::module_& m);
 void init_delimited(nb::module_& m);
 void init_disk(nb::module_& m);
 void init_encode(nb::module_& m);
@@ -49,6 +50,7 @@ NB_MODULE(_core, m) {
   m.def("num_threads", &hotbed::ThreadPool::num_threads);
   m.def("isa_name", &hotbed::isa_name);
   m.def("set_isa", [](const std::string& name) { return hotbed::set_isa(name.c_str()); }, nb::arg("name"));
+  init_attention(m);
   init_delimited(m);
   init_disk(m);
   init_encode(m);

@@ -116,6 +116,115 @@ void accumulate(const Bags& bags, const float* const* rows, const float* grad, i
   }
 }
 
+inline float larger(float a, float b) { return a > b ? a : b; }
+
+float largest_of(const float* values, int64_t n) {
+  float lane[kLanes];
+  for (float& largest : lane) largest = values[0];
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int l = 0; l < kLanes; l++) lane[l] = larger(values[k + l], lane[l]);
+  for (; k < n; k++) lane[0] = larger(values[k], lane[0]);
+  for (int l = 1; l < kLanes; l++) lane[0] = larger(lane[l], lane[0]);
+  return lane[0];
+}
+
+// e^x for x <= 0, within 2 units of the last place down to -87, and e^-87 below: 2^whole * e^rest, where |rest| is at
+// most ln(2) / 2 (the polynomial of Cephes' expf). A call of the library would not be the same on all processors.
+inline float exp_below(float x) {
+  constexpr float kToWhole = 12582912.0f;  // 1.5 * 2^23: the last bits of a sum with it are a whole number
+  x = x < -87.0f ? -87.0f : x;
+  const float shifted = x * 1.44269504f + kToWhole;
+  const float whole = shifted - kToWhole;
+  const float rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  float sum = 1.9875691500e-4f;
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * (rest * rest) + rest + 1.0f;
+  uint32_t bits;
+  memcpy(&bits, &shifted, 4);
+  bits = (bits + 127) << 23;
+  float power;
+  memcpy(&power, &bits, 4);
+  return sum * power;
+}
+
+// Replaces scores by e^(score - largest); returns their sum.
+float exponentials(float* scores, int64_t n) {
+  const float largest = largest_of(scores, n);
+  float lane[kLanes] = {};
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int l = 0; l < kLanes; l++) {
+      scores[k + l] = exp_below(scores[k + l] - largest);
+      lane[l] += scores[k + l];
+    }
+  for (int l = 0; k < n; k++, l++) {
+    scores[k] = exp_below(scores[k] - largest);
+    lane[l] += scores[k];
+  }
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+  return lane[0];
+}
+
+inline int64_t first_read(const PackedRows& history, int64_t sample) {
+  const int64_t begin = history.offsets[sample], end = history.offsets[sample + 1];
+  return end - begin > history.length ? end - history.length : begin;
+}
+
+template <int kDim>
+void attend_rows(const PackedRows& history, const Attention& attention, int64_t first, int64_t last) {
+  const int dim = kDim ? kDim : history.dim;
+  for (int64_t i = first; i < last; i++) {
+    const int64_t begin = first_read(history, i), n = history.offsets[i + 1] - begin;
+    const float *query = attention.queries + i * dim, *rows = history.rows + begin * dim;
+    float *weights = attention.weights + begin, *pooled = attention.pooled + i * dim;
+    for (int64_t k = history.offsets[i]; k < begin; k++) attention.weights[k] = 0.0f;
+    for (int d = 0; d < dim; d++) pooled[d] = 0.0f;
+    if (n == 0) continue;
+    for (int64_t k = 0; k < n; k++) weights[k] = dot(query, rows + k * dim, dim);
+    const float scale = 1.0f / exponentials(weights, n);
+    for (int64_t k = 0; k < n; k++) weights[k] *= scale;
+    for (int64_t k = 0; k < n; k++) add_scaled(pooled, rows + k * dim, weights[k], dim);
+  }
+}
+
+void attend(const PackedRows& history, const Attention& attention, int64_t first, int64_t last) {
+  if (history.dim == 16) return attend_rows<16>(history, attention, first, last);
+  return attend_rows<0>(history, attention, first, last);
+}
+
+template <int kDim>
+void attend_rows_backward(const PackedRows& history, const Attention& attention, const AttentionGrads& grads,
+                          int64_t first, int64_t last) {
+  const int dim = kDim ? kDim : history.dim;
+  for (int64_t i = first; i < last; i++) {
+    const int64_t begin = first_read(history, i);
+    const float *grad = grads.pooled + i * dim, *query = attention.queries + i * dim;
+    float* query_grad = grads.queries + i * dim;
+    memset(grads.rows + history.offsets[i] * dim, 0, sizeof(float) * (begin - history.offsets[i]) * dim);
+    for (int d = 0; d < dim; d++) query_grad[d] = 0.0f;
+    const float mean = dot(grad, attention.pooled + i * dim, dim);
+    for (int64_t k = begin; k < history.offsets[i + 1]; k++) {
+      const float* row = history.rows + k * dim;
+      float* row_grad = grads.rows + k * dim;
+      const float weight = attention.weights[k], score_grad = weight * (dot(grad, row, dim) - mean);
+      for (int d = 0; d < dim; d++) row_grad[d] = weight * grad[d] + score_grad * query[d];
+      add_scaled(query_grad, row, score_grad, dim);
+    }
+  }
+}
+
+void attend_backward(const PackedRows& history, const Attention& attention, const AttentionGrads& grads, int64_t first,
+                     int64_t last) {
+  if (history.dim == 16) return attend_rows_backward<16>(history, attention, grads, first, last);
+  return attend_rows_backward<0>(history, attention, grads, first, last);
+}
+
 bool finite(const float* values, int64_t n) {
   uint32_t bad = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -226,6 +335,6 @@ void update(const RuleStep& r, float* const* w, float* const* s, const float* gr
 }  // namespace
 
 extern const Kernels kKernels;
-const Kernels kKernels{pool, accumulate, finite, uniform, update};
+const Kernels kKernels{pool, accumulate, attend, attend_backward, finite, uniform, update};
 
 }  // namespace hotbed::HOTBED_ISA

@@ -20,6 +20,29 @@ struct Bags {
   Pooling pooling;
 };
 
+// Histories of samples: sample i has the rows offsets[i] .. offsets[i+1] of `dim` floats, oldest first, of which the
+// newest `length` are read.
+struct PackedRows {
+  const float* rows;
+  const int64_t* offsets;
+  int64_t length;
+  int dim;
+};
+
+// Attention of one query a sample over its history: weights = softmax(query . row), pooled = sum of weight * row. Rows
+// that are not read have weight 0; a sample without rows gives zeros.
+struct Attention {
+  const float* queries;  // [samples, dim]
+  float* weights;        // [rows]
+  float* pooled;         // [samples, dim]
+};
+
+struct AttentionGrads {
+  const float* pooled;  // of the result, [samples, dim]
+  float* queries;       // [samples, dim]
+  float* rows;          // [rows, dim]
+};
+
 struct Kernels {
   // out[sample] = pooled rows; `rows` maps a unique id to its fp32 row, `step` is the distance of output rows in
   // floats.
@@ -27,6 +50,10 @@ struct Kernels {
   // acc[unique] += gradient of each position, in order; only for low <= unique < high. `rows` is read by max pooling.
   void (*accumulate)(const Bags&, const float* const* rows, const float* grad, int64_t step, float* acc, int dim,
                      uint32_t low, uint32_t high);
+  // Fills the weights and results of samples first .. last.
+  void (*attend)(const PackedRows&, const Attention&, int64_t first, int64_t last);
+  // Fills the gradients of their queries and rows, from what `attend` filled.
+  void (*attend_backward)(const PackedRows&, const Attention&, const AttentionGrads&, int64_t first, int64_t last);
   bool (*finite)(const float* values, int64_t n);
   // A row of numbers in [-scale, scale): a pure function of `key`.
   void (*uniform)(uint64_t key, float scale, float* out, int dim);

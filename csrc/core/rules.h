@@ -26,17 +26,18 @@ constexpr float kLargest = __FLT_MAX__;
 inline float below(float x) { return x < kLargest ? x : kLargest; }
 inline float within(float x) { return below(x > -kLargest ? x : -kLargest); }
 
-// Sum of squares in sixteen fixed lanes, folded pairwise.
-inline float sum_of_squares(const float* g, int dim) {
+// Sum of products in sixteen fixed lanes, folded pairwise.
+inline float dot(const float* a, const float* b, int dim) {
   float lane[kLanes] = {};
   int d = 0;
   for (; d + kLanes <= dim; d += kLanes)
-    for (int l = 0; l < kLanes; l++) lane[l] += g[d + l] * g[d + l];
-  for (int l = 0; d < dim; d++, l++) lane[l] += g[d] * g[d];
+    for (int l = 0; l < kLanes; l++) lane[l] += a[d + l] * b[d + l];
+  for (int l = 0; d < dim; d++, l++) lane[l] += a[d] * b[d];
   for (int half = kLanes / 2; half; half /= 2)
     for (int l = 0; l < half; l++) lane[l] += lane[l + half];
   return lane[0];
 }
+inline float sum_of_squares(const float* g, int dim) { return dot(g, g, dim); }
 
 inline float rounded(double x) { return static_cast<float>(x); }
 

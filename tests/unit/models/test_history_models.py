@@ -345,6 +345,7 @@ def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
     "name",
     [
         "DIN",
+        "DIN dot",
         pytest.param("DIEN", marks=pytest.mark.soak),
         pytest.param("BST", marks=pytest.mark.soak),
     ],

@@ -241,8 +241,8 @@ class HistoryInputs(nn.Module):
             offsets = {name: bounds_of(batch.ids[name]) for name in group}
             if not torch.compiler.is_compiling():
                 _check_aligned(offsets)
-            target = torch.cat([self.features.field(flat, name) for name in group.values()], 1)
-            rows = torch.cat([sequences[name] for name in group], 1)
+            target = _side_by_side([self.features.field(flat, name) for name in group.values()])
+            rows = _side_by_side([sequences[name] for name in group])
             histories.append(PackedHistory(target, rows, next(iter(offsets.values()))))
         return flat, histories
 
@@ -438,6 +438,11 @@ def bounds_of(ids: Ids) -> Tensor:
     if ids.offsets is None:
         return torch.arange(ids.values.shape[0] + 1)
     return torch.as_tensor(ids.offsets)
+
+
+def _side_by_side(columns: list[Tensor]) -> Tensor:
+    """Return matrices [n, dims] as one, without a copy of a single one."""
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
 
 def _check_aligned(offsets: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers over histories: tensors [n, length, dim] with a mask [n, length].
 
+attend.py       attention over packed rows as an operator of the native core
 attention.py    attention of several heads
 augru.py        GRU whose updates follow an attention
 gru.py          GRU over histories

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from hotbed import checks
 from hotbed.models.layers import tensors
 
+from .attend import ALL, attend
+
 _BLOCK = 16  # entries that are multiplied as one matrix
 
 
@@ -56,28 +58,19 @@ class DotAttentionPooling(nn.Module):
         offsets = offsets.to(rows.device)
         queries = self.query(target) @ self.key.weight / math.sqrt(target.shape[1])
         is_exported = torch.compiler.is_compiling() and not torch.is_grad_enabled()
-        if is_exported or offsets.shape[0] - 1 != target.shape[0]:
+        is_native = rows.device.type == "cpu" and rows.dtype == torch.float32
+        if is_native and not is_exported and offsets.shape[0] - 1 == target.shape[0]:
+            length = ALL if self.length is None else self.length
+            pooled, _ = attend(queries.float(), rows, offsets, length)
+        elif torch.compiler.is_compiling() or len(target):
             pooled = self._pool_blocks(queries, rows, offsets)
-        else:
-            pooled = self._pool_entries(queries, rows, offsets)
+        else:  # there is no block without a sample
+            pooled = queries + rows.sum(0)
         result: Tensor = self.value(pooled)
         return result
 
-    def _pool_entries(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-        """Return the weighed mean of each sample, entry by entry: the fastest way to train."""
-        num_samples = queries.shape[0]
-        samples = _samples(offsets, rows.shape[0])
-        scores = (F.embedding(samples, queries) * rows).sum(1)
-        if self.length is not None:
-            is_read = _ages(offsets, samples) < self.length
-            scores = scores.masked_fill(~is_read, -math.inf)
-        largest = scores.new_zeros(num_samples)
-        largest = largest.scatter_reduce(0, samples, scores.detach(), "amax", include_self=False)
-        weights = torch.exp(scores - largest[samples])
-        return _weighed_mean(rows, weights, samples, num_samples)
-
     def _pool_blocks(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-        """Return the same by products of matrices: the fastest way in a graph for servers.
+        """Return the weighed mean of each sample by products of matrices, as graphs for servers do.
 
         It takes one history of all samples, too.
         """
