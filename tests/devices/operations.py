@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from .memory import Place, allocate, free_dropped, is_fake, is_pinned, pinned
-from .streams import NAME, counts, current_stream, queues, wait_for_current
+from .memory import Place, allocate, is_fake, is_pinned, memory, pinned
+from .streams import NAME, counts, current_queue, queues, wait_for_current
 
 # operations whose result shapes depend on values, or differ between devices
 _SHAPED_BY_VALUES = ("embedding_bag", "nonzero", "unique", "masked_select")
@@ -46,35 +46,49 @@ ON_CPU_KERNELS = (
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
-def launch(places: Sequence[Place], work: Callable[[], None]) -> None:
-    """Queue work on the memory of some places."""
+_INTEGERS = torch.zeros(1, dtype=torch.int8)
+_shapes: dict[Any, Any] = {}  # results without values, by operation and arguments
 
-    def task() -> None:
-        for place in places:
-            place.block.open()
-        try:
-            work()
-        finally:
-            for place in places:
-                place.block.close()
 
+def launch(work: Callable[[], None]) -> None:
+    """Queue work on the current stream."""
     with queues.lock:
-        free_dropped()
-        queues.push(current_stream().queue, task)
+        memory().free_dropped()
+        queues.push(current_queue(), work)
 
 
 def any_operation(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the host's kernels, late."""
-    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
-    if any(tensor.device.type == "cpu" and tensor.dim() for tensor in tensors):
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found fake:0 and cpu! ({op})"
-        )
-    places = {id(tensor): Place(tensor) for tensor in tensors if is_fake(tensor)}
-    call = _Call(op, args, kwargs, places)
-    if call.written:
-        return call.in_place()
-    return call.with_results()
+    call = _Call(op, args, kwargs)
+    return call.in_place() if call.written else call.with_results()
+
+
+class _Kind:
+    """What a call needs to know of an operation.
+
+    Attributes:
+        written: place and name of each argument that it writes.
+        has_outputs: whether those are given to it, and get the shape that it computes.
+        draws: whether it draws numbers.
+        shaped_by_values: whether the shapes of its results depend on values.
+        num_returns: number of its results.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self.written = [
+            (number, argument.name)
+            for number, argument in enumerate(op._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.has_outputs = op._schema.name.endswith("out") or op._overloadname.endswith("out")
+        name = str(op)
+        is_backward = "backward" in name
+        self.draws = not is_backward and any(word in name for word in _RANDOM)
+        self.shaped_by_values = not is_backward and any(word in name for word in _SHAPED_BY_VALUES)
+        self.num_returns = len(op._schema.returns)
+
+
+_kind_of = functools.cache(_Kind)
 
 
 class _Call:
@@ -84,97 +98,131 @@ class _Call:
         written: the arguments that it writes.
     """
 
-    def __init__(self, op: Any, args: Any, kwargs: Any, places: dict[int, Place]) -> None:
+    def __init__(self, op: Any, args: Any, kwargs: Any) -> None:
         self._op = op
         self._args = args
         self._kwargs = kwargs
-        self._places = places
+        self._kind = _kind_of(op)
         self.written = [
-            args[number] if number < len(args) else kwargs.get(argument.name)
-            for number, argument in enumerate(op._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            args[number] if number < len(args) else kwargs.get(name)
+            for number, name in self._kind.written
         ]
-        # what is queued keeps no tensor alive: it knows places, and nothing of this object
-        kept = tree_map(lambda value: places.get(id(value), value), (args, kwargs))
-        self._run = functools.partial(_on_cpu, op, kept)
+        self._keep()
 
     def in_place(self) -> Any:
         """Queue it, and return what it writes."""
-        if self._is_one_of(_RANDOM):
+        if self._kind.draws:
             return self._drawn_in_place()
-        if self._op._schema.name.endswith("out") or self._op._overloadname.endswith("out"):
+        if self._kind.has_outputs:
             self._resize_outputs()
-        launch(list(self._places.values()), self._run)
-        num_returns = len(self._op._schema.returns)
-        if num_returns < 2:
-            return self.written[0] if num_returns else None
+        launch(functools.partial(_on_cpu, self._op, *self._kept))
+        if self._kind.num_returns < 2:
+            return self.written[0] if self._kind.num_returns else None
         return tuple(self.written)
 
     def with_results(self) -> Any:
         """Queue it, and return its results."""
-        if self._is_one_of((*_RANDOM, *_SHAPED_BY_VALUES)):
+        if self._kind.draws or self._kind.shaped_by_values:
             return self._at_once()
-        try:
-            shapes = self._shapes()
-        except RuntimeError:  # torch cannot compute shapes of this operation alone
+        shapes = self._shapes()
+        if shapes is None:  # torch cannot compute shapes of this operation alone
             return self._at_once()
-        results = tree_map(_allocated, shapes)
-        of_results = [Place(value) for value in tree_flatten(results)[0] if is_fake(value)]
-        run = self._run
-
-        def work() -> None:
-            values = [v for v in tree_flatten(run())[0] if isinstance(v, Tensor)]
-            for place, value in zip(of_results, values, strict=True):
-                if value.numel() or not place.host().numel():  # a CPU leaves some results empty
-                    place.host().copy_(value)
-
-        launch([*self._places.values(), *of_results], work)
+        results = _mapped(_allocated, shapes)
+        of_results = [Place(value) for value in _tensors(results)]
+        launch(functools.partial(_into, of_results, self._op, *self._kept))
         return results
 
-    def _shapes(self) -> Any:
-        args, kwargs = tree_map(_without_values, (self._args, self._kwargs))
-        with torch.no_grad():
-            return self._op(*args, **kwargs)
+    def _keep(self) -> None:
+        """Note the arguments for work that is queued: places, which keep no tensor alive."""
+        kwargs = {name: self._checked(value) for name, value in self._kwargs.items()}
+        self._kept = ([self._checked(value) for value in self._args], kwargs)
 
-    def _is_one_of(self, words: Sequence[str]) -> bool:
-        name = str(self._op)
-        return any(word in name for word in words) and "backward" not in name
+    def _checked(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.device.type == NAME:
+                return Place(value)
+            if value.device.type == "cpu" and value.dim():
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found fake:0 and cpu! "
+                    f"({self._op})"
+                )
+        if isinstance(value, list | tuple):
+            return [self._checked(part) for part in value]
+        return value
+
+    def _shapes(self) -> Any:
+        """Return the results without values; None = torch cannot tell."""
+        args, kwargs = self._kept
+        key = (self._op, _key(args), *[(name, _key(value)) for name, value in kwargs.items()])
+        if key not in _shapes:
+            try:
+                _shapes[key] = _call(_without_values, self._op, args, kwargs)
+            except RuntimeError:
+                _shapes[key] = None
+        return _shapes[key]
 
     def _resize_outputs(self) -> None:
         """Give the outputs the shapes that are computed."""
-        for tensor, shape in zip(self.written, tree_flatten(self._shapes())[0], strict=True):
+        shapes = _tensors(self._shapes())
+        for tensor, shape in zip(self.written, shapes, strict=True):
             if tensor.shape != shape.shape:
                 resize(tensor, shape.shape)
-                self._places[id(tensor)].__dict__.update(Place(tensor).__dict__)
+                self._keep()
 
     def _drawn_in_place(self) -> Tensor:
         """Draw when it is called, as the offsets of Philox are drawn, and write late."""
         target = self.written[0]
         drawn = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
         self._op(drawn, *self._args[1:], **self._kwargs)
-        place = Place(target)
-        launch([place], lambda: place.host().copy_(drawn))
+        _write_late(target, drawn)
         return target
 
     def _at_once(self) -> Any:
         """Wait, and run it: its shape depends on values, or it draws numbers."""
-        if self._places:
+        if any(is_fake(value) for value in tree_leaves((self._args, self._kwargs))):
             wait_for_current(str(self._op))
-        for place in self._places.values():
-            place.block.open()
-        try:
-            results = self._run()
-        finally:
-            for place in self._places.values():
-                place.block.close()
-        return tree_map(_on_device, results)
+        return _mapped(_on_device, _on_cpu(self._op, *self._kept))
 
 
-def _on_cpu(op: Any, kept: Any) -> Any:
-    """Run an operation on the memory of places."""
-    args, kwargs = tree_map(_on_host, kept)
+def _call(change: Callable[[Any], Any], op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an operation with other arguments."""
+    others = {name: _mapped(change, value) for name, value in kwargs.items()}
     with torch.no_grad():
-        return op(*args, **kwargs)
+        return op(*[_mapped(change, value) for value in args], **others)
+
+
+_on_cpu = functools.partial(_call, lambda value: _on_host(value))
+
+
+def _into(places: list[Place], op: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Run an operation on the memory of places, and write its results to others."""
+    for place, value in zip(places, _tensors(_on_cpu(op, args, kwargs)), strict=True):
+        target = place.host()
+        if value.numel() or not target.numel():  # a CPU leaves some results empty
+            target.copy_(value)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value, or the values of a list or a tuple, changed."""
+    if isinstance(value, list | tuple):
+        return type(value)(change(part) for part in value)
+    return change(value)
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    values = results if isinstance(results, list | tuple) else [results]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _key(value: Any) -> Any:
+    """Return what the shapes of results depend on."""
+    if isinstance(value, Place):
+        return value.layout
+    if isinstance(value, Tensor):  # a number of Python changes fewer dtypes than a tensor
+        return value.dtype, torch.result_type(value, _INTEGERS)
+    if isinstance(value, list):
+        return tuple(map(_key, value))
+    return type(value), value
 
 
 def _on_host(value: Any) -> Any:
@@ -184,8 +232,9 @@ def _on_host(value: Any) -> Any:
 
 
 def _without_values(value: Any) -> Any:
-    if is_fake(value):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, Place):
+        size, stride, dtype = value.layout
+        return torch.empty_strided(size, stride, dtype=dtype, device="meta")
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
@@ -199,9 +248,13 @@ def _on_device(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     tensor = _allocated(value)
-    place = Place(tensor)
-    launch([place], lambda: place.host().copy_(value))
+    _write_late(tensor, value)
     return tensor
+
+
+def _write_late(target: Tensor, values: Tensor) -> None:
+    place = Place(target)
+    launch(lambda: place.host().copy_(values))
 
 
 def dropout(input: Tensor, p: float, train: bool) -> tuple[Tensor, Tensor]:
@@ -229,7 +282,7 @@ def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Ten
     """Copy within the device, or between it and the host."""
     if is_fake(source) and is_fake(target):
         first, second = Place(source), Place(target)
-        launch([first, second], lambda: second.host().copy_(first.host()))
+        launch(lambda: second.host().copy_(first.host()))
     elif is_fake(target):
         _copy_up(source, target, non_blocking)
     else:
@@ -239,21 +292,20 @@ def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Ten
 
 def _copy_up(source: Tensor, target: Tensor, non_blocking: bool) -> None:
     counts["up, non-blocking" if non_blocking else "up, blocking"] += 1
-    place = Place(target)
     # a driver takes pageable memory before it returns, and pinned memory when the copy runs
     values = source.detach() if is_pinned(source) else source.detach().clone()
-    launch([place], lambda: place.host().copy_(values))
+    _write_late(target, values)
     if not non_blocking:
-        queues.finish(current_stream().queue)
+        queues.finish(current_queue())
 
 
 def _copy_down(source: Tensor, target: Tensor, non_blocking: bool) -> None:
     is_late = non_blocking and is_pinned(target)
     counts["down, non-blocking" if is_late else "down, blocking"] += 1
     place = Place(source)
-    launch([place], lambda: target.copy_(place.host()))
+    launch(lambda: target.copy_(place.host()))
     if not is_late:
-        queues.finish(current_stream().queue)
+        queues.finish(current_queue())
 
 
 def to_copy(
@@ -283,11 +335,7 @@ def to_copy(
 
 def item(tensor: Tensor) -> Any:
     wait_for_current("item")
-    place = Place(tensor)
-    place.block.open()
-    value = place.host().item()
-    place.block.close()
-    return value
+    return Place(tensor).host().item()
 
 
 def resize(tensor: Tensor, size: Sequence[int], memory_format: Any = None) -> Tensor:

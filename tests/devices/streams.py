@@ -64,11 +64,11 @@ class Event:
         self._mark: Mark | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self._mark = queues.record((stream or current_stream()).queue)
+        self._mark = queues.record(stream.queue if stream else current_queue())
 
     def wait(self, stream: Stream | None = None) -> None:
         if self._mark is not None:  # as on CUDA, an event that was never recorded is no wait
-            queues.queue_waits((stream or current_stream()).queue, self._mark)
+            queues.queue_waits(stream.queue if stream else current_queue(), self._mark)
 
     def synchronize(self) -> None:
         if self._mark is not None:
@@ -87,6 +87,11 @@ def current_stream(device: Any = None) -> Stream:
     return getattr(_of_thread, "stream", None) or Stream(queue=_main)
 
 
+def current_queue() -> Queue:
+    stream = getattr(_of_thread, "stream", None)
+    return _main if stream is None else stream.queue
+
+
 def set_stream(stream: Stream) -> None:
     _of_thread.stream = stream
 
@@ -94,4 +99,4 @@ def set_stream(stream: Stream) -> None:
 def wait_for_current(reason: str) -> None:
     """Let the host wait for the current stream, as CUDA does in an operation such as `item()`."""
     counts[f"wait: {reason}"] += 1
-    queues.finish(current_stream().queue)
+    queues.finish(current_queue())

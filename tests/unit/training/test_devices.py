@@ -245,7 +245,7 @@ def timed() -> Any:
     """Return where time goes in a fit whose sums of gradients and whose network are slow."""
     devices.install().reset(Schedule("lazy"))
     on_device = model("fake")
-    on_device.network.register_forward_hook(lambda *_: launch([], lambda: time.sleep(SLOW_SECONDS)))
+    on_device.network.register_forward_hook(lambda *_: launch(lambda: time.sleep(SLOW_SECONDS)))
     sum_gradients = LocalLookup.sum_gradients
 
     def slow_sums(*arguments: Any) -> Any:
