@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
+import threading
 import time
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,13 @@ from hotbed.persist.state.checkpoint import capture
 from hotbed.persist.state.saver import Saver
 from hotbed.persist.upkeep.inspect import verify
 from hotbed.serving.kept import KeptColumns
+from hotbed.serving.protocol.bodies import Readers
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.request import ScoreRequest
 from hotbed.serving.request_log.rescoring import rescore
 from hotbed.serving.rows import LookupResult
-from hotbed.serving.server.options import LogOptions
+from hotbed.serving.server.options import LogOptions, ServerLimits
+from hotbed.serving.server.scoring.batching import Batcher, DecodedRequest
 from hotbed.serving.server.scoring.models import Models
 
 from .conftest import Held, Running, wait_for
@@ -298,6 +304,36 @@ def test_a_part_of_the_features_of_a_history_is_refused() -> None:
     request = ScoreRequest({"user": np.array([1]), "before": np.array([2])}, {}, 1)
     with pytest.raises(DataError, match=r"brings all of \['before', 'before_at'\] or none"):
         columns.fill(request, 0.0)
+
+
+def test_a_request_whose_kept_history_is_long_is_not_scored_on_the_loop() -> None:
+    """The loop reads nothing while it scores."""
+    before = hb.History("before", of=["movie", "at"], by="user", length=500)
+    columns = [hb.Label("liked"), hb.Time("at"), hb.Id("user"), hb.Id("movie"), before]
+    schema = hb.Schema(columns)
+    threads = []
+
+    def ask(*_: Any) -> None:
+        threads.append(threading.current_thread().name)
+        raise DataError("no scores")
+
+    served: Any = SimpleNamespace(session=SimpleNamespace(ask=ask), inputs=ModelInputs(schema))
+    batcher = Batcher(lambda: served, ServerLimits(), Readers(), lambda *_: None)
+
+    async def submit(num_rows: int, context: dict[str, Any]) -> None:
+        candidates = Candidates(num_rows, {"movie": np.arange(num_rows)}, context)
+        decoded = DecodedRequest(candidates, lambda scores: scores)
+        with pytest.raises(DataError, match="no scores"):
+            await batcher.submit(0, lambda served: decoded, is_last=True)
+
+    context: dict[str, Any] = {"user": np.array([7])}
+    asyncio.run(submit(8, context))
+    asyncio.run(submit(9, context))
+    short = pa.array([[1, 2]], pa.large_list(pa.int64()))
+    asyncio.run(submit(9, {**context, "before": short, "before_at": short}))
+    batcher.close()
+    on_loop = threading.current_thread().name
+    assert threads == [on_loop, "hotbed-batcher", on_loop]
 
 
 @pytest.mark.soak

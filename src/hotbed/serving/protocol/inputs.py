@@ -209,6 +209,7 @@ class ModelInputs:
         if schema.time is not None and schema.kept:
             self._optional.append(schema.time.source)
         self.allowed.update(self._optional)
+        self._kept_lists = [feature for feature in schema.kept_features if isinstance(feature, Id)]
         self._schema = schema
         self.lists = frozenset(self._lists())
         # the heads that were valid, with their number of candidates
@@ -289,10 +290,15 @@ class ModelInputs:
         for column in self._schema.ids:
             if column.weights:
                 lists |= {column.source, column.weights}
-        for feature in self._schema.kept_features:
-            if isinstance(feature, Id):
-                lists.add(feature.source)
-        return lists
+        return lists.union(feature.source for feature in self._kept_lists)
+
+    def most_kept_values(self, candidates: Candidates) -> int:
+        """Return at most how many values of lists the model adds to what a request brings."""
+        return candidates.num_rows * sum(
+            feature.max_length or 0
+            for feature in self._kept_lists
+            if feature.source not in candidates.columns | candidates.context
+        )
 
     def columns(
         self, tensors: Sequence[Tensor] | PackedTensors | JsonTensors, bounds: Bounds

@@ -75,14 +75,16 @@ class DecodedRequest(Generic[T]):
 class QueuedRequest:
     """Candidates that wait to be scored.
 
-    `size`: their number, and at least 1, so that the queue stays bounded.
+    `size`: their number, and at least 1, so that the queue stays bounded. `most_kept_values`: at
+    most how many values of histories the model adds.
 
     `future` belongs to the loop that made the request. Its result is the answer, or an error: also
     if another version than that of the request scored it. If it is cancelled before the request is
     scored, the request is dropped.
     """
 
-    def __init__(self, decoded: DecodedRequest[Any]) -> None:
+    def __init__(self, decoded: DecodedRequest[Any], most_kept_values: int = 0) -> None:
+        self.most_kept_values = most_kept_values
         self.num_rows = decoded.candidates.num_rows
         self.size = max(1, self.num_rows)
         self.columns = decoded.candidates.columns
@@ -103,8 +105,13 @@ class QueuedRequest:
 
     @property
     def is_small(self) -> bool:
-        """Whether the request may be scored on the loop."""
+        """Whether the request has few candidates and values."""
         return self.num_rows <= _LOOP_ROWS and self.num_values <= _LOOP_VALUES
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the request may be scored on the loop."""
+        return self.is_small and self.num_values + self.most_kept_values <= _LOOP_VALUES
 
     @property
     def num_values(self) -> int:
@@ -252,7 +259,9 @@ class Batcher:
         """
         if num_bytes > ASIDE_BYTES:
             return asyncio.ensure_future(self._submit_long(num_bytes, decode))
-        request = QueuedRequest(decode(self._served()))
+        served = self._served()
+        decoded = decode(served)
+        request = QueuedRequest(decoded, served.inputs.most_kept_values(decoded.candidates))
         queue = self._choose(request) or self
         queue._admit(request.size)
         queue._arrived.append(request)
@@ -320,10 +329,10 @@ class Batcher:
     def _is_quick(self, arrived: Sequence[QueuedRequest]) -> bool:
         """Whether requests may be scored on the loop."""
         if len(arrived) == 1:
-            return arrived[0].is_small
+            return arrived[0].is_quick
         num_rows = sum(request.size for request in arrived)
         is_short = num_rows * self._row_seconds <= _LOOP_SECONDS
-        return is_short and all(request.is_small for request in arrived)
+        return is_short and all(request.is_quick for request in arrived)
 
     def _may_join(self, first: QueuedRequest, num_rows: int, following: QueuedRequest) -> bool:
         """Whether a request may join a batch of `num_rows` candidates that begins with `first`."""
