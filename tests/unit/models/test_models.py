@@ -242,6 +242,12 @@ def test_schemas_with_only_ids_or_only_dense_columns_work(name: str) -> None:
         assert make(name, schema)(batch(3)).shape == (3,)
 
 
+@pytest.mark.parametrize("kind", ["LR", "FM", "DeepFM"])
+def test_linear_weights_of_numbers_begin_at_zero(kind: str) -> None:
+    network = getattr(hb.models, kind)(SCHEMA, hb.make_tables(SCHEMA, dim=4))
+    assert not network.linear.dense_weights.any()
+
+
 @pytest.mark.parametrize("name", ["FM", "DeepFM", "DLRM", "DLRM cat", "AutoInt", "MaskNet"])
 def test_models_that_multiply_fields_need_no_dense_columns(name: str) -> None:
     assert make(name, IDS_ONLY)(batch(3)).shape == (3,)

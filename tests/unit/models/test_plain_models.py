@@ -36,11 +36,11 @@ class SideBySide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         schema = schema_of("y")
         tables = hb.make_tables(schema, DIM, rule=hb.Sgd(lr=1.0), init=hb.Normal(0.5))
         self.models = nn.ModuleDict()
         for name, (kind, settings, _) in MODELS.items():
+            torch.manual_seed(0)  # so that no model depends on the draws of another
             self.models[name] = getattr(hb.models, kind)(schema, tables, **settings)
 
     def forward(self, batch: hb.Batch) -> dict[str, Tensor]:
@@ -89,10 +89,13 @@ def autoint(w: Weights, fields: list[Tensor], numbers: Tensor) -> Tensor:
     flat = torch.cat([*fields, numbers])
     fields = [*fields, *(x * w["numbers.weight"][k] for k, x in enumerate(numbers))]
     for layer in range(2):
-        query, key, value, residual = (
+        query, key, value = (
             [linear(w, f"layers.{layer}.projections.{k}", field) for field in fields]
-            for k in range(4)
+            for k in range(3)
         )
+        residual = fields  # the second layer is as wide as its input
+        if layer == 0:
+            residual = [linear(w, "layers.0.residual", field) for field in fields]
         outputs = []
         for i in range(len(fields)):
             heads = []

@@ -73,7 +73,8 @@ def test_averages_are_saved_served_and_resumed(tmp_path: Path) -> None:
     for batch in batches[:3]:
         whole.step(batch)
         halves.step(batch)
-    halves.save(tmp_path / "half")
+    publisher = hb.PublishDirectory(tmp_path / "published")
+    halves.save(tmp_path / "half", publish=publisher)
     resumed = hb.load(tmp_path / "half")
     rows = {"item": np.arange(20), "x": np.linspace(-1, 1, 20, dtype=np.float32)}
     asked = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 32)

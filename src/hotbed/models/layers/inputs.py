@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Id, Schema
@@ -256,7 +257,8 @@ def columns_together(network: nn.Module) -> list[list[str]]:
 class LinearTerm(nn.Module):
     """First-order term: one weight for every id and every dense column, and a bias.
 
-    The weights of table "x" lie in a table "x.linear" of dim 1 with the same rule and policies.
+    The weights of table "x" lie in a table "x.linear" of dim 1 with the same rule and policies. The
+    weights of the dense columns begin at zero.
     """
 
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
@@ -269,7 +271,9 @@ class LinearTerm(nn.Module):
         ]
         self.collection = EmbeddingCollection(features, weights) if features else None
         self.dense_columns = [column.name for column in schema.dense]
-        self.dense_weights = nn.Linear(schema.dense_width, 1, bias=False) if schema.dense else None
+        self.dense_weights: nn.Parameter | None = None
+        if schema.dense:
+            self.dense_weights = nn.Parameter(torch.zeros(1, schema.dense_width))
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -278,9 +282,8 @@ class LinearTerm(nn.Module):
         if self.collection is not None:
             logit = logit + self.collection.flat(batch).sum(1)
         if self.dense_weights is not None:
-            logit = logit + self.dense_weights(
-                dense_matrix(batch, self.dense_columns).to(self.bias.device)
-            ).squeeze(-1)
+            dense = dense_matrix(batch, self.dense_columns).to(self.bias.device)
+            logit = logit + F.linear(dense, self.dense_weights).squeeze(-1)
         return logit
 
 

@@ -138,7 +138,10 @@ def interacting(s: Any, w: Weights, fields: np.ndarray) -> np.ndarray:
             weights = np.exp(scores) / np.exp(scores).sum(0)
             heads.append(sum(weights[j][:, None] * (fields[:, j] @ value.T) for j in range(s.f)))
         attended = np.concatenate(heads, axis=1)
-        outputs.append(relu(attended + linear(w, "projections.3", fields[:, i])))
+        residual = fields[:, i]
+        if s.d != 2 * s.w:
+            residual = linear(w, "residual", residual)
+        outputs.append(relu(attended + residual))
     return np.stack(outputs, axis=1)
 
 

@@ -14,8 +14,9 @@ from hotbed.models.layers import tensors
 class InteractingLayer(nn.Module):
     """Self-attention over fields: y_i = relu(sum_j softmax_j(q_i . k_j) v_j + R x_i), by heads.
 
-    q = Q x, k = K x and v = V x for each head; the results of the heads stand side by side. Scores
-    are not divided by the square root of their width, as in the paper.
+    q = Q x, k = K x and v = V x for each head; the results of the heads stand side by side. Where
+    the output is as wide as the input, R is the identity. As in the paper, scores are not divided
+    by the square root of their width.
 
     Args:
         in_features: width of a field.
@@ -41,15 +42,18 @@ class InteractingLayer(nn.Module):
             )
         self.num_heads = num_heads
         self.projections = nn.ModuleList(
-            nn.Linear(in_features, width, bias=False) for _ in range(4)
+            nn.Linear(in_features, width, bias=False) for _ in range(3)
         )
+        self.residual: nn.Module = nn.Identity()
+        if in_features != width:
+            self.residual = nn.Linear(in_features, width, bias=False)
 
     def forward(self, fields: Tensor) -> Tensor:
         """[n, fields, in_features] -> [n, fields, width]."""
         tensors.dimensions("InteractingLayer", fields, 3)
-        *projected, residual = (projection(fields) for projection in self.projections)
         query, key, value = (
-            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in projected
+            projection(fields).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for projection in self.projections
         )
         attended = torch.softmax(query @ key.transpose(2, 3), dim=-1) @ value
-        return torch.relu(attended.transpose(1, 2).flatten(2) + residual)
+        return torch.relu(attended.transpose(1, 2).flatten(2) + self.residual(fields))
