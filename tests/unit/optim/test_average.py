@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb  # noqa: E402
 from hotbed.errors import ConfigError, NonFiniteGradient  # noqa: E402
+from hotbed.job.job import Job, Tables  # noqa: E402
+from hotbed.persist.container.format import open_checkpoint  # noqa: E402
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 DECAY = 0.8
@@ -36,14 +39,31 @@ def made(optimizer: str = "adam", average: float | None = DECAY) -> hb.RecModel:
     return hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, average=average)
 
 
+def made_by_job(average: float | None) -> hb.RecModel:
+    """The same model, as a job describes it."""
+    job = Job(
+        schema=SCHEMA,
+        train=hb.sources.Memory({"y": [], "item": [], "x": []}),
+        model={"kind": "dnn", "hidden": [8]},
+        tables=Tables(dim=4, rule=hb.Adagrad(lr=0.1)),
+        optimizer="adam",
+        metrics=["auc", "log_loss"],
+        average=average,
+    )
+    return job.rec_model(SCHEMA)
+
+
 def weights(network: torch.nn.Module) -> list[Any]:
     return [p.detach().clone() for p in hb.dense_parameters(network)]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_the_network_has_the_averages_of_the_weights_of_a_plain_training(optimizer: str) -> None:
-    plain = made(optimizer, average=None)
-    averaged = made(optimizer)
+MAKERS = {"adam": made, "sgd": partial(made, "sgd"), "job": made_by_job}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_network_has_the_averages_of_the_weights_of_a_plain_training(maker: str) -> None:
+    plain = MAKERS[maker](average=None)
+    averaged = MAKERS[maker](average=DECAY)
     expected: list[Any] = []
     for batch in data():
         assert plain.step(batch) == averaged.step(batch)
@@ -67,14 +87,13 @@ def test_the_network_has_the_averages_of_the_weights_of_a_plain_training(optimiz
     assert averaged.evaluate(data(1)) == pytest.approx(scored, rel=1e-5)
 
 
-def test_averages_are_saved_served_and_resumed(tmp_path: Path) -> None:
+def test_averages_are_saved_published_served_and_resumed(tmp_path: Path) -> None:
     whole, halves = made(), made()
     batches = list(data())
     for batch in batches[:3]:
         whole.step(batch)
         halves.step(batch)
-    publisher = hb.PublishDirectory(tmp_path / "published")
-    halves.save(tmp_path / "half", publish=publisher)
+    halves.save(tmp_path / "half")
     resumed = hb.load(tmp_path / "half")
     rows = {"item": np.arange(20), "x": np.linspace(-1, 1, 20, dtype=np.float32)}
     asked = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 32)
@@ -86,6 +105,13 @@ def test_averages_are_saved_served_and_resumed(tmp_path: Path) -> None:
         assert whole.step(batch) == resumed.step(batch)
     for mine, other in zip(weights(resumed.network), weights(whole.network), strict=True):
         assert torch.equal(mine, other)
+    publish = hb.PublishDirectory(tmp_path / "published")
+    save = hb.callbacks.Checkpoint(tmp_path / "states", every_steps=2, publish=publish)
+    made().fit(data(), callbacks=[save], progress=False)  # which learns the same five batches
+    server = hb.ParameterServer()
+    server.load("m", tmp_path / "exported")
+    published = hb.InferenceSession(server.load("m", open_checkpoint(tmp_path / "published", 5)))
+    np.testing.assert_allclose(published.predict(rows), whole.predict(asked), rtol=0, atol=1e-6)
 
 
 def test_a_batch_that_is_not_learned_leaves_the_averages() -> None:
