@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed.embedding.device import link_to
 from hotbed.embedding.table import Table
 
 from .envelope import Letters, Talk
@@ -77,10 +78,17 @@ class DenseExchange:
                 if value is not None:
                     part[:length] = value.reshape(-1)
                 part[length:] = -0.0  # which adds nothing
-            flats.append(flat.cpu())
+            flats.append(flat)
+        flats = self._on_host(flats)
         if self._ranks.hosts.ranks > 1:
             flats = self._of_host(flats)
         return [self._for_ranks(flat) for flat in flats]
+
+    def _on_host(self, flats: list[Tensor]) -> list[Tensor]:
+        """Return the values of each block of this rank on the host."""
+        if self._device.type == "cpu":
+            return flats
+        return link_to(self._device).bring(flats).read(_copies)
 
     def _of_host(self, flats: Sequence[Tensor]) -> list[Tensor]:
         """Return a run of the sums of each block of this host; `flats`: of each of this rank."""
@@ -147,8 +155,10 @@ class DenseExchange:
         """Return the sums by number, in their shapes; `shares`: of all ranks, [ranks, width]."""
         hosts = self._ranks.hosts
         in_order = shares.view(hosts.count, hosts.ranks, self._width).transpose(0, 1)
-        flat = in_order.reshape(-1).to(self._device)
-        if flat.data_ptr() % LINE:
+        flat = in_order.reshape(-1)
+        if self._device.type != "cpu":
+            flat = link_to(self._device).send_together({"sums": flat})["sums"]
+        elif flat.data_ptr() % LINE:
             flat = flat.clone()
         parts = flat[: self._num_values].split(self._lengths)
         return {
@@ -350,6 +360,11 @@ def added_counts(of_ranks: Sequence[Tensor]) -> list[int]:
     every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in of_ranks])
     counts: list[int] = every.sum(0).tolist()
     return counts
+
+
+def _copies(values: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return copies of values that have arrived."""
+    return [value.clone() for value in values if value is not None]
 
 
 def _num_present(of_grains: Sequence[Tensor | None]) -> int:

@@ -294,6 +294,31 @@ def test_line_of_a_step_says_what_would_help() -> None:
         assert "With grains" not in line
 
 
+def travelled(grains: int) -> Any:
+    """Return the copies and blocking operations of four steps that clip gradients, by kind."""
+    queues = devices.install()
+    totals = []
+    for steps in (1, 2, 6):  # the first time, memory is new
+        queues.reset(Schedule())
+        trained = model("fake", grains=grains)
+        devices.counts.clear()
+        clip = hb.callbacks.ClipGradients(0.1)
+        trained.fit(data(), progress=False, max_steps=steps, callbacks=[clip])
+        totals.append(devices.counts.copy())
+    _, few, many = totals
+    return many - few
+
+
+def test_clipping_reads_nothing_of_its_own_and_ranks_bring_dense_sums_once() -> None:
+    """The norms come with the values of the step. Ranks also compare the dense parameters."""
+    gradients_and_values, sums, parameters = 2, 1, 4
+    clipped = {"up, non-blocking": 4 * 2, "down, non-blocking": 4 * gradients_and_values}
+    assert SERVER.call(travelled, 1) == clipped
+    of_rank = {"up, non-blocking": 4 * (2 + sums)}
+    of_rank["down, non-blocking"] = 4 * (gradients_and_values + sums + parameters)
+    assert ranks_of(travelled, 2, 2) == [of_rank, of_rank]
+
+
 def of_rank(device: str) -> Any:
     """Return where a rank computes, the dense weights after a fit by grains, and the scores."""
     devices.install().reset(Schedule("lazy"))

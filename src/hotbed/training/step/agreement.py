@@ -18,7 +18,8 @@ from hotbed.embedding.table import Table
 from hotbed.parallel import Requirement, Shard, digest_of, digest_of_files, edits_of
 from hotbed.training.step.compared import compared
 from hotbed.training.step.criterion import Criterion
-from hotbed.training.step.example import Example
+from hotbed.training.step.example import CPU, Example
+from hotbed.training.step.reading import host_later
 
 CHECKED_WEIGHTS = 16
 """The first weights of each dense parameter, which the ranks compare at each step."""
@@ -72,9 +73,10 @@ def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Tab
     With them come the settings of tables that may change between steps.
     """
     digest = 0
-    for weight in weights:
-        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS].cpu()
-        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
+    firsts = tuple(weight.detach().reshape(-1)[:CHECKED_WEIGHTS] for weight in weights)
+    device = weights[0].device if weights else CPU
+    for weight, first in zip(weights, host_later(firsts, device)(), strict=True):
+        digest = zlib.crc32(first.data, digest)
         digest = zlib.crc32(bytes([weight.requires_grad]), digest)
     return {
         **values_of_batch(batch),

@@ -199,7 +199,10 @@ class Grains(Passes):
                 stack.enter_context(module.gradients.scaled())
             yield
 
-    def norm(self) -> Tensor:
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in gradients]
+
+    def norm(self, dense: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
 
         It is the root of a sum in double precision. First come the squares of rows, module by
@@ -214,10 +217,8 @@ class Grains(Passes):
             if sums is not None:
                 for square in sums.mapped.squares(sums).tolist():
                     total += square
-        gradients = [p.grad for p in self._pass.dense_parameters if p.grad is not None]
-        norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in gradients]
-        for norm in torch.stack(norms).tolist() if norms else ():
-            total += norm**2
+        for norm in dense:
+            total += norm.item() ** 2
         return torch.tensor(math.sqrt(total))
 
     def _call_with(self, grain: Example) -> Any:

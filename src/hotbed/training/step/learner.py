@@ -122,6 +122,7 @@ class StepLearner:
         self._dense_parameters = self.network_pass.dense_parameters
         self._left_out = LeftOut(network, self._dense_parameters)
         self._max_norm = 0.0  # that gradients were clipped to last
+        self._reading: StepReading | None = None  # of the gradients that wait
         self.skipped = 0
         division = way if isinstance(way, Division) else Division()
         self.grains = division.grains
@@ -211,7 +212,7 @@ class StepLearner:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before."""
         self._max_norm = max_norm
         with self.passes.scaled():
-            norm = self.passes.norm()
+            norm = self.passes.norm(self._dense_norms())
             if self.device == CPU:
                 torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
             else:
@@ -220,6 +221,18 @@ class StepLearner:
                     if parameter.grad is not None:
                         parameter.grad.mul_(factor)  # a number of the host: no copy, no wait
         return norm
+
+    def _dense_gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._dense_parameters if p.grad is not None]
+
+    def _dense_norms(self) -> Sequence[Tensor]:
+        """Return the norms of the gradients of dense parameters, on the host."""
+        gradients = self._dense_gradients()
+        arrived = None if self._reading is None else self._reading.norms_of(gradients)
+        if arrived is not None:
+            return arrived
+        norms = self.passes.norms(gradients)
+        return list(torch.stack(norms).cpu()) if norms else []
 
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
@@ -245,8 +258,12 @@ class StepLearner:
         if scaler is not None:
             assert self.dense is not None
             scaler.unscale_(self.dense)
-        gradients = [p.grad for p in self._dense_parameters if p.grad is not None]
-        reading = StepReading.of(self.device, gradients, self.passes.loss, scaler)
+        gradients = self._dense_gradients()
+        norms: Sequence[Tensor] = ()
+        if self._max_norm and self.device != CPU:  # they were clipped before, and will be again
+            norms = self.passes.norms(gradients)
+        reading = StepReading.of(self.device, gradients, self.passes.loss, scaler, norms)
+        self._reading = reading
         if scaler is not None:
             self._unscale_rows(1.0 / reading.scale)
         fault = self._fault(reading)
@@ -294,6 +311,7 @@ class StepLearner:
 
     def forget(self) -> None:
         """Drop every gradient, and with it the step that it was of."""
+        self._reading = None
         self.network_pass.forget()
         if self.average is not None:
             self.average.leave_step()

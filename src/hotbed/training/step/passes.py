@@ -44,8 +44,15 @@ class Passes(ABC):
         """Let the gradients of the loss wait."""
 
     @abstractmethod
-    def norm(self) -> Tensor:
-        """Return the norm of all gradients that wait, float32 [] on the host."""
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the norms of gradients of dense parameters, on their device."""
+
+    @abstractmethod
+    def norm(self, dense: Sequence[Tensor]) -> Tensor:
+        """Return the norm of all gradients that wait, float32 [] on the host.
+
+        `dense`: the norms of those of dense parameters, on the host.
+        """
 
     def scaled(self) -> AbstractContextManager[None]:
         """Return a block that scales the gradients that wait."""
@@ -125,19 +132,19 @@ class NetworkPass(Passes):
         self.outputs = _detached(self.outputs)
         self.loss = _detached(self.loss)
 
-    def norm(self) -> Tensor:
+    def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        with_values = [gradient for gradient in gradients if gradient.numel()]
+        return list(torch._foreach_norm(with_values)) if with_values else []
+
+    def norm(self, dense: Sequence[Tensor]) -> Tensor:
         """Return the norm of all gradients that wait, float32 [] on the host.
 
         It is torch's: the norm of the norms of all gradients, of dense parameters and then of rows.
         The order of sums in a gradient of rows is that of its ids.
         """
-        dense = [p.grad for p in self.dense_parameters if p.grad is not None and p.grad.numel()]
-        rows = [p.grad for p in self.row_parameters if p.grad is not None and p.grad.numel()]
-        if self.device == CPU or not dense:
-            return torch.nn.utils.get_total_norm([*dense, *rows])
-        norms = [*torch.stack(torch._foreach_norm(dense)).cpu(), *torch._foreach_norm(rows)]
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
+        rows = [p.grad for p in self.row_parameters if p.grad is not None]
+        norms = [*dense, *self.norms(rows)]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
     def restore_buffers(self) -> None:
         """Let the buffers be as they were before the last forward pass."""

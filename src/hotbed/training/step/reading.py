@@ -36,12 +36,20 @@ class StepReading(ABC):
     def scale(self) -> float:
         """The factor of the loss; 1 without loss scaling."""
 
+    @abstractmethod
+    def norms_of(self, gradients: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Return the norms of gradients if they came with the reading, else None.
+
+        They are those of the gradients as they are: one that was changed since has another norm.
+        """
+
     @staticmethod
     def of(
         device: torch.device,
         gradients: Sequence[Tensor],
         loss: Tensor | None,
         scaler: torch.amp.GradScaler | None,
+        norms: Sequence[Tensor] = (),
     ) -> StepReading:
         """Begin to read.
 
@@ -50,10 +58,11 @@ class StepReading(ABC):
             gradients: of dense parameters, unscaled.
             loss: without its scale, or None.
             scaler: of the loss, or None.
+            norms: of the gradients on a device, which come with the reading.
         """
         if device == CPU:
             return _OnHost(gradients, loss, scaler)
-        return _FromDevice(device, gradients, loss, scaler)
+        return _FromDevice(device, gradients, loss, scaler, norms)
 
 
 class _OnHost(StepReading):
@@ -76,6 +85,9 @@ class _OnHost(StepReading):
     def scale(self) -> float:
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
+    def norms_of(self, gradients: Sequence[Tensor]) -> None:
+        return None
+
 
 class _FromDevice(StepReading):
     """The values come down together, beside what the device computes next."""
@@ -86,14 +98,18 @@ class _FromDevice(StepReading):
         gradients: Sequence[Tensor],
         loss: Tensor | None,
         scaler: torch.amp.GradScaler | None,
+        norms: Sequence[Tensor],
     ) -> None:
+        self._gradients = [(gradient, gradient._version) for gradient in gradients]
+        self._norms_dtype = norms[0].dtype if norms else None
         self._loss_dtype = None if loss is None else loss.dtype
         unit = torch.ones((), device=device)
         values = _values_of(gradients)
         greatest = _greatest(values) if values else unit
         scale = unit if scaler is None else scaler.scale(unit)
-        together = [greatest, unit if loss is None else loss.detach(), scale]
-        exact = torch.float64 if self._loss_dtype is torch.float64 else torch.float32
+        together = [greatest, unit if loss is None else loss.detach(), scale, *norms]
+        is_double = torch.float64 in (self._loss_dtype, self._norms_dtype)
+        exact = torch.float64 if is_double else torch.float32
         self._arrival = link_to(device).bring([torch.stack([v.to(exact) for v in together])])
         self._arrived: Tensor | None = None
 
@@ -108,6 +124,14 @@ class _FromDevice(StepReading):
     @property
     def scale(self) -> float:
         return self._read()[2].item()
+
+    def norms_of(self, gradients: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        if self._norms_dtype is None or len(gradients) != len(self._gradients):
+            return None
+        for gradient, (earlier, version) in zip(gradients, self._gradients, strict=True):
+            if gradient is not earlier or gradient._version != version:
+                return None
+        return list(self._read()[3:].to(self._norms_dtype))
 
     def _read(self) -> Tensor:
         if self._arrived is None:
