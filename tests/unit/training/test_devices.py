@@ -28,9 +28,10 @@ from forked import SERVER, LogLines, ranks_of
 import hotbed as hb
 from hotbed.cli.device import print_checks
 from hotbed.cli.show import console
-from hotbed.embedding.device import link_to
+from hotbed.embedding.device import link_to, named_failure
 from hotbed.embedding.device.link import DeviceLink
 from hotbed.embedding.lookups import LocalLookup
+from hotbed.embedding.modules import RowTargets, compiled
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.job import Fit, Job
 from hotbed.training.device_checks import checks
@@ -317,6 +318,60 @@ def test_clipping_reads_nothing_of_its_own_and_ranks_bring_dense_sums_once() -> 
     of_rank = {"up, non-blocking": 4 * (2 + sums)}
     of_rank["down, non-blocking"] = 4 * (gradients_and_values + sums + parameters)
     assert ranks_of(travelled, 2, 2) == [of_rank, of_rank]
+
+
+def blocking() -> list[int]:
+    """Return the blocking copies down of a pass with weights that learn, and of `RowTargets`."""
+    devices.install().reset(Schedule())
+    collection = hb.EmbeddingCollection(SCHEMA, hb.make_tables(SCHEMA, dim=4)).to("fake")
+    ids = torch.tensor([1, 2, 3])
+    weights = torch.ones(3).to("fake").requires_grad_()
+    numbers = []
+    for flow, inputs in (
+        (collection.flow, hb.Ids(ids, None, weights)),
+        (RowTargets(), hb.Ids(ids)),
+    ):
+        collection.flow = flow
+        devices.counts.clear()
+        collection.flat({"item": inputs}).sum().backward()
+        numbers.append(devices.counts["down, blocking"])
+    return numbers
+
+
+def test_weights_that_learn_and_row_targets_wait_as_often_as_the_docs_say() -> None:
+    in_forward, in_backward = 1, 1
+    assert SERVER.call(blocking) == [in_forward + in_backward, in_backward]
+
+
+def of_links() -> Any:
+    """Return a sum of rows whose gradient was overwritten, and what a full memory is reported as.
+
+    Compiled code uses memory again once an operator that reads it has returned.
+    """
+    devices.install().reset(Schedule("main"))
+    collection = hb.EmbeddingCollection(SCHEMA, hb.make_tables(SCHEMA, dim=4)).to("fake")
+    nothing = torch.empty(0, dtype=torch.int64)
+    ids = torch.tensor([1, 2, 3])
+    _, ticket = compiled.pool(
+        collection.anchor, [ids], [nothing], [nothing], nothing, collection.number, True, True
+    )
+    gradient = torch.ones(3, 4).to("fake")
+    compiled.receive(ticket, [gradient], collection.number)
+    gradient.zero_()
+    sums = collection.rows[0].grad.tolist()
+    device = torch.device("fake:0")
+    before = link_to(device).pinned_bytes
+    link_to(device).bring([torch.ones(100, 4).to("fake")]).drop()
+    pinned = link_to(device).pinned_bytes
+    message = str(named_failure(torch.OutOfMemoryError("out of memory"), device))
+    return sums, before, pinned, message
+
+
+def test_memory_of_compiled_code_may_change_and_pinned_memory_is_named_when_it_is_full() -> None:
+    sums, before, pinned, message = SERVER.call(of_links)
+    assert sums == [[1.0] * 4] * 3
+    assert before < 100 * 4 * 4 <= pinned
+    assert f"Hotbed has pinned {pinned:,} bytes of the host for its copies." in message
 
 
 def of_rank(device: str) -> Any:

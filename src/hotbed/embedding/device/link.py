@@ -12,8 +12,8 @@ streams in which a training has other bits.
 
 from __future__ import annotations
 
-import functools
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -59,6 +59,11 @@ class Slot:
         self.copied = new_event(device)
         self._bytes = pinned_bytes(0)
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of this memory."""
+        return len(self._bytes)
+
     def rows(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Return float32 tensors of these shapes in this memory."""
         return self.tensors([(shape, torch.float32) for shape in shapes])
@@ -90,8 +95,14 @@ class DeviceLink:
         self._since = new_event(device)
         self._up = new_stream(device)
         self._down = new_stream(device)
-        self._slots_up = deque(Slot(device) for _ in range(SLOTS_UP))
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._slots_up = deque(self._new_slot() for _ in range(SLOTS_UP))
         self._slots_down: deque[Slot] = deque()
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Return the bytes of the host's memory that are pinned for copies."""
+        return sum(slot.size for slot in self._slots)
 
     def slot(self) -> Slot:
         """Return memory of the host for `send`."""
@@ -167,8 +178,13 @@ class DeviceLink:
 
     def _taken(self, slots: deque[Slot]) -> Slot:
         """Return the slot that has waited longest, or a new one; its memory may be written."""
-        slot = slots.popleft() if slots else Slot(self._device)
+        slot = slots.popleft() if slots else self._new_slot()
         slot.copied.synchronize()  # 1
+        return slot
+
+    def _new_slot(self) -> Slot:
+        slot = Slot(self._device)
+        self._slots.add(slot)
         return slot
 
 
@@ -214,10 +230,21 @@ class Arrival:
         self._link.give_back(self._slot)
 
 
-@functools.cache
+_links: dict[torch.device, DeviceLink] = {}
+
+
 def link_to(device: torch.device) -> DeviceLink:
     """Return the link of this process to a device."""
-    return DeviceLink(device)
+    link = _links.get(device)
+    if link is None:
+        link = _links.setdefault(device, DeviceLink(device))
+    return link
+
+
+def pinned_for(device: torch.device) -> int:
+    """Return the bytes of the host's memory that are pinned for copies to and from a device."""
+    link = _links.get(device)
+    return 0 if link is None else link.pinned_bytes
 
 
 def counted_as_rows(device: torch.device) -> AbstractContextManager[None]:
