@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hotbed.errors import ConfigError
 from hotbed.models.layers.activation.softmax import masked_softmax
@@ -51,11 +52,25 @@ class AttentionPooling(nn.Module):
 
     def forward(self, target: Tensor, history: Tensor, mask: Tensor) -> Tensor:
         """Target [n, dim], history [n, length, dim] and its mask [n, length] -> [n, dim]."""
-        targets = target.unsqueeze(1).expand_as(history)
-        pairs = [targets, history, targets - history, targets * history]
-        weights = self.unit(torch.cat(pairs, dim=2)).squeeze(2)
+        weights = self._weights(target, history)
         if self.softmax:
             weights = masked_softmax(weights, mask)
         else:
             weights = weights * mask
         return torch.bmm(weights.unsqueeze(1).to(history.dtype), history).squeeze(1)
+
+    def _weights(self, target: Tensor, history: Tensor) -> Tensor:
+        """Return what the unit says of each entry, [n, length].
+
+        Its first layer is linear in an entry, with a matrix that depends on the target. So it takes
+        a quarter of the products, and [t, h, t - h, t * h] is never made.
+        """
+        first, *others = self.unit
+        assert isinstance(first, nn.Linear)
+        of_target, of_entry, of_difference, of_product = first.weight.chunk(4, dim=1)
+        matrices = (of_entry - of_difference) + of_product * target.unsqueeze(1)
+        x = F.linear(target, of_target + of_difference, first.bias).unsqueeze(1)
+        x = x + history @ matrices.transpose(1, 2)
+        for layer in others:
+            x = layer(x)
+        return x.squeeze(2)
