@@ -210,7 +210,10 @@ class MovedLookup(TableModule):
 
     @abstractmethod
     def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
-        """Return the results of a lookup from the rows of its ids, [m, dim]; see `pool`."""
+        """Return the results of a lookup from the rows of its ids, [m, dim]; see `pool`.
+
+        They are on the device of the rows, the ids may be on the host.
+        """
 
     def plain_weight(self) -> Tensor:
         """Return what evaluation reads for the ids of the weight, [num_embeddings, dim]."""
@@ -230,7 +233,7 @@ class MovedLookup(TableModule):
         if self.turns is not None and self.training:
             share = self.turns.take(self.path, ids)
         if isinstance(share, Tensor):
-            return ids, self.pooled_rows(ids, share.to(ids.values.device))
+            return ids, self.pooled_rows(ids, share)
         times = None
         if self.training and share is None:
             times = self._times_of(self.times, len(ids))
@@ -374,13 +377,14 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
         return Ids(input[stays], before[offsets], weights)
 
     def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
-        every_row = torch.arange(len(rows))
+        every_row = torch.arange(len(rows), device=rows.device)
+        assert ids.offsets is not None, "ids of bags have offsets"
         pooled = nn.functional.embedding_bag(
             every_row,
             rows,
-            ids.offsets,
+            ids.offsets.to(rows.device),
             mode=self.mode,
-            per_sample_weights=ids.weights,
+            per_sample_weights=None if ids.weights is None else ids.weights.to(rows.device),
             include_last_offset=True,
         )
         return pooled, []

@@ -17,7 +17,7 @@ from hotbed.embedding.modules import Embedding
 from hotbed.embedding.modules.flow import Flow, FlowModule, with_flow
 from hotbed.errors import ConfigError
 
-from .example import Example
+from .example import CPU, Example
 from .turns import LookupsInTurn, Turns, bags_of_samples
 
 
@@ -104,12 +104,12 @@ class RecordedLookups(LookupsInTurn):
     def _undisturbed(self) -> Iterator[None]:
         """Run without gradients; buffers and random numbers are as before at the end."""
         before = [buffer.clone() for buffer in self._buffers]
-        state = torch.default_generator.get_state()
+        device = next(iter(self._by_path.values())).device
+        devices = [] if device == CPU else [device]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type):
                 yield
         finally:
-            torch.default_generator.set_state(state)
             if before:
                 torch._foreach_copy_(self._buffers, before)
 
@@ -148,7 +148,7 @@ class _LookupRecorder(Flow):
         self.lookups.append((path, Ids(values.clone(), offsets)))
         if len(self.lookups) == self._most:
             raise _AllRecorded
-        return _pooled(torch.zeros(len(values), module.layout.dims[0]))
+        return _pooled(torch.zeros(len(values), module.layout.dims[0], device=module.device))
 
 
 class _InTurn(Flow):

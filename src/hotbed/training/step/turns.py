@@ -88,7 +88,7 @@ class LookupsInTurn(NetworkLookups, ABC):
                 if self._by_path[path].tables[0] is table
             ]
             if features:
-                collection = EmbeddingCollection(features, [table])
+                collection = EmbeddingCollection(features, [table]).to(owner.device)
                 collection.share_gradients(owner)
                 collection.lookup = owner.lookup
                 self.modules.append(collection)
@@ -198,13 +198,16 @@ def ids_of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids
 
 
 def bags_of_samples(bags: Ids, num_samples: int, times: Tensor | None) -> Ids:
-    """Return ids or bags of a lookup as the ids of samples; see `IdFeatures.compute`."""
-    values = bags.values.reshape(-1).to(torch.int64)
+    """Return ids or bags of a lookup as the ids of samples; see `IdFeatures.compute`.
+
+    They are arrays, also where the network computed them on a device.
+    """
+    values = bags.values.reshape(-1).to("cpu", torch.int64)
     ids = None
     if bags.offsets is not None and num_samples:
         bags_each, rest = divmod(len(bags), num_samples)
         if bags_each and not rest:
-            ids = Ids(values, bags.offsets[::bags_each])
+            ids = Ids(values, bags.offsets[::bags_each].cpu())
     ids = ids or ids_of_samples(values, num_samples, times)
     return ids.map_arrays(lambda tensor: np.ascontiguousarray(tensor.numpy()))
 
