@@ -30,6 +30,7 @@ from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.state import checkpoint, restoring
 from hotbed.training import load
 from hotbed.training import model as rec_model
+from hotbed.training.publishing import frozen
 
 TIMEOUT = 3
 LONG = TIMEOUT + 1.0
@@ -293,7 +294,7 @@ def everything(folder: str, is_slow: bool) -> str:
         loaded.restore(f"{where}/saved")
     with slow(rec_model, "warm_start", here):
         model_of().warm_start(f"{where}/saved")
-    with slow(rec_model, "export", at_first):
+    with slow(frozen, "export", at_first):
         loaded.export(f"{where}/exported")
     job = Job.from_json({**JOB, "output": f"{where}/model"})
     with slow(Job, "fitted", here):

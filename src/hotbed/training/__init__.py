@@ -12,7 +12,6 @@ loop.py           the only loop in Hotbed
 make_learner.py   make the learner that the arguments of RecModel ask for
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
 online.py         follow a stream: what `RecModel.online_train` adds to the loop
-publishing.py     Publishing: saved states are handed to a publisher
 share_out.py      which features of a fit and which rows of a score each rank reads
 sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that ranks share
 trained.py        the model that a run trains, as the loop and callbacks know it
@@ -27,6 +26,7 @@ devices/          which device the dense part computes on, and where the time of
 device_checks/    whether a device computes the dense part rightly
 decisions/        what is decided between steps
 gate/             which versions of a stream are published
+publishing/       what servers get of a model
 step/             the stages of a step, in the order in which the loop calls them
 watching/         what a run shows while it learns
 """

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,15 +23,13 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.dense import set_dense_rate
-from hotbed.optim.modes import in_eval_mode, in_train_mode, on_host
+from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Compile, precision
 from hotbed.optim.sparse import dense_parameters
 from hotbed.parallel import at, edits_of
 from hotbed.parallel.world import check_not_wrapped, speaks
 from hotbed.persist.container.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.container.store import open_store, write_text
-from hotbed.persist.publish.export import export, export_graph
-from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.state import checkpoint, restoring
 from hotbed.persist.upkeep.warm_starts import warm_start
@@ -73,6 +69,7 @@ from hotbed.training.loop import (
 )
 from hotbed.training.make_learner import keep_average, make_learner
 from hotbed.training.online import StreamLimits, follow
+from hotbed.training.publishing import freeze, graph_of
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.run_settings import settings_of_run
 from hotbed.training.share_out import own_grains, part_scores
@@ -504,21 +501,7 @@ class RecModel:
         docs/serving.md. `state`: the checkpoint whose newest state is frozen; None: the model as it
         is now.
         """
-        shard = self.learner.shard
-        shard.check_equal({"export.state": None if state is None else str(state)})
-        with ExitStack() as opened:
-            now: Where = ""
-            if state is None:
-                now = shard.from_first(lambda: opened.enter_context(_temporary_folder()))
-                checkpoint.save(now, self.state())
-
-            def export_now() -> Where:
-                graph = self.graph()
-                schema = self._request_schema()
-                maps = () if schema is None else schema.maps
-                return export(state or now, path, graph, maps).folder
-
-            return shard.from_first(export_now)
+        return freeze(self, path, state)
 
     def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
@@ -527,25 +510,7 @@ class RecModel:
 
         Raises the errors of `hotbed.persist.publish.export.export_graph`.
         """
-        activate = None if self._criterion is None else self._criterion.activate
-        adapter = adapter_of(self.network)
-        if adapter is not None:
-            with on_host(self.network):
-                return export_plain(adapter.plain_model(self._request_schema()), activate)
-        if self.schema is None:
-            raise ConfigError(
-                "export: the model has no schema, got none. Train or evaluate it on a Dataset."
-            )
-        schema = typed(self.schema, self.schema, self.encoder)
-        with on_host(self.network):
-            return export_graph(self.network, schema, activate)
-
-    def _request_schema(self) -> Schema | None:
-        """Return the schema of a server's requests, with the types that were learned from."""
-        if self.schema is None:
-            return None
-        learned: Schema = typed(self.schema, self.schema, self.encoder)
-        return learned.raw or learned
+        return graph_of(self)
 
     @at("warm_start")
     def warm_start(
@@ -810,10 +775,6 @@ class Evaluation:
     def results(self) -> dict[str, float]:
         """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
         return self._scorer.results()
-
-
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="hotbed-export-")
 
 
 def _no_rate(name: str, rate: Any) -> ConfigError:

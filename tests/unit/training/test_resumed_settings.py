@@ -1386,7 +1386,8 @@ def test_a_run_with_other_callbacks_learns_each_row_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotbed.training.publishing._graph", lambda run: None)  # takes seconds
+    # a graph takes seconds
+    monkeypatch.setattr("hotbed.training.publishing.versions._graph", lambda run: None)
     folder, ids = first_run(case.before)
     learned = Learned()
     caplog.set_level(logging.INFO, "hotbed")

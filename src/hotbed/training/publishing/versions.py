@@ -13,7 +13,6 @@ from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.persist.container.format import Saved
 from hotbed.persist.publish import Publisher
 from hotbed.training.run import Run
-from hotbed.training.step.network import adapter_of
 from hotbed.training.writes import Writes
 
 log = logging.getLogger("hotbed")
@@ -66,12 +65,6 @@ class Publishing:
             error = self._versions.pop(0).exception()
             if error is not None:
                 log.error("not published: %s", error)
-
-
-def has_graph(run: Run) -> bool:
-    """Return whether the network can be exported: a converted one needs a batch first."""
-    adapter = adapter_of(run.model.network)
-    return adapter is None or adapter.was_called
 
 
 def _graph(run: Run) -> Any:
