@@ -4,8 +4,8 @@
 1. `hotbed train examples/movielens.yaml`: a DCNv2 learns the first 80 % of the events; the last
    tenth of them validates. Then it follows the rest as a stream, as `hotbed online` does: each batch
    is predicted, then learned. Checkpoints let a killed run resume, and are published for servers.
-2. `examples/serve_and_ask.py`: `hotbed serve` follows the run meanwhile, and Triton's client asks
-   for scores.
+2. `examples/serve_and_ask.py`: `hotbed serve` waits for the first version and follows the run, and
+   Triton's client asks for scores.
 3. `examples/recommend.py`: a new process loads the model and ranks films that a user has not seen.
 
 Arguments are passed on to `hotbed train`: `python examples/demo.py --set fit.epochs=2`.
@@ -42,13 +42,16 @@ def main(arguments: list[str]) -> None:
     published = output / "published"
     shutil.rmtree(published, ignore_errors=True)
     keep = f"checkpoint={{every_seconds: 0.5, publish: {{kind: publish_directory, path: {published}}}}}"
-    with hotbed(["train", JOB, "--restart", "--set", keep, *arguments], cwd=ROOT) as train:
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        hotbed(["train", JOB, "--restart", "--set", keep, *arguments], cwd=ROOT) as train,
+        server(published, output / "serve.log") as address,  # waits for the first version
+    ):
         valid, stream = popularity()
         while not (published / "CURRENT").exists() and train.poll() is None:
             time.sleep(0.05)
-        if train.poll() is None:
-            with server(published, output / "serve.log") as address:
-                answers, scores = ask(address, until=lambda: train.poll() is not None)
+        if (published / "CURRENT").exists():
+            answers, scores = ask(address, until=lambda: train.poll() is not None)
     if train.returncode:
         sys.exit(train.returncode)
     print(
