@@ -92,7 +92,9 @@ def test_a_server_follows_the_stream_and_answers_all_the_while(demo: tuple[str, 
     log = [json.loads(line) for line in (output / "serve.log").read_text().splitlines()]
     assert log[-1]["message"] == "stopped"
     told = [line["message"] for line in log if line["level"] != "INFO"]
-    assert not [message for message in told if "once its trainer publishes the first" not in message]
+    assert not [
+        message for message in told if "once its trainer publishes the first" not in message
+    ]
     mine = subprocess.run(["pgrep", "-f", str(output)], capture_output=True, text=True, check=False)
     assert not mine.stdout  # no part of it is left behind
 
