@@ -682,6 +682,7 @@ PATCHED_CONSTANTS = {
     "hotbed.data.numbers.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
     "hotbed.job.workload.SECONDS": "behind the public command plan",
+    "hotbed.prepare.keyed.kept._PIECE": "behind a preparation, whose rows would be many",
     "hotbed.compat.mx_rec.graph.modifier.MOST_LOOKUPS": "behind modify_graph_and_start_emb_cache",
     "hotbed.persist.container.retention.LEASE_SECONDS": "behind the publishers",
     "hotbed.metrics.segments.BLOCK": "behind the public callback BySegment",

@@ -25,7 +25,6 @@ from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.persist.upkeep.inspect import describe_checkpoint
-from hotbed.prepare.preparation import Preparation
 from hotbed.training.share_out import part_scores
 
 ROWS = 640
@@ -147,11 +146,6 @@ def with_column(column: Any) -> None:
             lambda ratings: part_scores(evaluation_on_ranks(ratings)),
             ConfigError,
             "'before' is kept by one process so far, got 2 ranks",
-        ),
-        (
-            lambda ratings: Preparation(hb.sources.Memory(ratings), make_model().schema),
-            ConfigError,
-            "Derive the last values of all rows of a key with `previous`",
         ),
         (lambda ratings: with_column(hb.Id("b_at")), ConfigError, "feature 'b_at', got the column"),
         (

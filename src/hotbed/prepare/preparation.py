@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from hotbed.data.transforms import TargetEncode
 from hotbed.errors import ConfigError
 from hotbed.job.file import read_values
 from hotbed.prepare.keyed.derive import Derivation
+from hotbed.prepare.keyed.kept import with_kept_as_columns
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives, label_of
 from hotbed.prepare.sampling.split import Holdout
@@ -33,7 +34,8 @@ class Preparation:
 
     Args:
         source: the raw rows; it must end.
-        schema: the columns and their roles; its transforms learn from the training rows.
+        schema: the columns and their roles; its transforms learn from the training rows. Histories
+            and counts become plain columns, with the values that a model would keep.
         derive: columns that depend on other rows of the same key, in this order.
         negatives: rows that are added to implicit feedback.
         split: the parts `train` and `valid`; None = all rows train.
@@ -65,21 +67,22 @@ class Preparation:
         not_endless(self.source, "a preparation")
         advice = "Write a size such as 4GB."
         checks.at_least("memory", self.memory_bytes, 1, advice)
-        self._check_kept()
         self._check_derived()
         self._check_split()
         self._check_negatives()
         self._check_down_sample()
         self._check_target_encodings()
+        if self.schema.kept:
+            self.with_kept_as_columns()
 
-    def _check_kept(self) -> None:
-        names = [column.name for column in self.schema.kept]
-        if names:
-            raise ConfigError(
-                f"schema: prepared files do not have histories and counts that a model keeps, got "
-                f"{names}. Derive the last values of all rows of a key with `previous`, or declare "
-                "these columns in a job that trains from raw files or a stream."
-            )
+    def with_kept_as_columns(self) -> Preparation:
+        """Return the preparation in which histories and counts are derived columns.
+
+        Raises:
+            ConfigError: a history or count cannot be derived from raw columns.
+        """
+        schema, derived = with_kept_as_columns(self.schema)
+        return replace(self, schema=schema, derive=[*self.derive, *derived])
 
     def _check_derived(self) -> None:
         names = [derivation.name for derivation in self.derive]

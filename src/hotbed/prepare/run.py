@@ -107,10 +107,12 @@ def _held(partial: Path) -> HeldFolder:
 def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:
     """Fit the schema of a preparation, and write its rows into `folder`."""
     engine.check_folder(folder)
+    plain = _described(job)
+    job = job.with_kept_as_columns()
     work = _work(job, engine, folder, report)
     view = _arranged(job, work)
     fitted = fit(job.schema, work, view, folder)
-    _write(job, work, fitted, folder)
+    _write(job, plain, work, fitted, folder)
 
 
 def run_again(
@@ -138,6 +140,8 @@ def run_again(
             without a digest of the source, only the numbers of rows are compared, at the end.
     """
     engine.check_folder(folder)
+    plain = _described(job)
+    job = job.with_kept_as_columns()
     work = _work(job, engine, folder, report)
     if "source" in before:
         work.inputs.require(before["source"])
@@ -145,7 +149,7 @@ def run_again(
     view = _arranged(replace(job, schema=schema), work)
     _copy_maps(fitted, folder)
     again = fit(schema, work, view, work.folder / "again")
-    parts = _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
+    parts = _write(job, plain, work, Fitted(_in_folder(fitted, folder), again.view), folder)
     expected = {part: facts["rows"] for part, facts in before["parts"].items()}
     if parts != expected:
         raise DataError(
@@ -157,13 +161,15 @@ def run_again(
 def apply(job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report) -> None:
     """Write all rows of the source with a schema that was fitted before, as the part `valid`."""
     engine.check_folder(folder)
+    plain = _described(job)
+    job = job.with_kept_as_columns()
     work = _work(job, engine, folder, report)
-    plain = replace(job, schema=fitted, split=_Everything(), negatives=None)
+    every_row = replace(job, schema=fitted, split=_Everything(), negatives=None)
     if job.down_sample is not None:
-        plain = replace(plain, down_sample=replace(job.down_sample, keep=1.0))
-    view = _arranged(plain, work, all_positive=job.negatives is not None)
+        every_row = replace(every_row, down_sample=replace(job.down_sample, keep=1.0))
+    view = _arranged(every_row, work, all_positive=job.negatives is not None)
     _copy_maps(fitted, folder)
-    _write(job, work, Fitted(_in_folder(fitted, folder), view), folder)
+    _write(job, plain, work, Fitted(_in_folder(fitted, folder), view), folder)
 
 
 @dataclass(frozen=True)
@@ -225,8 +231,18 @@ def _arranged(job: Preparation, work: Work, *, all_positive: bool = False) -> Vi
     return replace(view, down_sample=job.down_sample)
 
 
-def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> dict[str, int]:
-    """Write the rows of a view, the report, and last the workflow; return the rows of each part."""
+def _write(
+    job: Preparation, plain: Mapping[str, Any], work: Work, fitted: Fitted, folder: Path
+) -> dict[str, int]:
+    """Write the rows of a view, the report, and last the workflow; return the rows of each part.
+
+    Args:
+        job: whose histories and counts are columns.
+        plain: the preparation as it was given, in plain values.
+        work: what its stages share.
+        fitted: the schema, and the rows.
+        folder: the output.
+    """
     raw = replace(fitted.schema, derived=_descriptions(job))
     layout = Layout.of(_with_weight(raw, job), _first_rows(work, fitted.view))
     profile = Profile(raw)
@@ -238,7 +254,6 @@ def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> dict[s
         skipped += part.skipped
         raw = raw.with_types(part.types, part.shapes)
     shutil.rmtree(work.folder, ignore_errors=True)
-    plain = _described(job)
     about = {}
     for name in plain:
         if name not in ("schema", "output", "memory"):

@@ -5,8 +5,16 @@ columns.py  History and Count: what is declared, and how entries lie in rows
 rule.py     the rule of time: what rows see, and what they leave
 """
 
-from hotbed.data.histories.columns import Count, EntryKind, History, KeptByKey, SeenEntries
-from hotbed.data.histories.rule import LeftEntries, RowKeys, TableReader, keys_of, read_stored, see
+from hotbed.data.histories.columns import Count, EntryKind, History, KeptByKey, SeenEntries, age_ids
+from hotbed.data.histories.rule import (
+    LeftEntries,
+    RowKeys,
+    StoredEntries,
+    TableReader,
+    keys_of,
+    read_stored,
+    see,
+)
 
 __all__ = [
     "Count",
@@ -16,7 +24,9 @@ __all__ = [
     "LeftEntries",
     "RowKeys",
     "SeenEntries",
+    "StoredEntries",
     "TableReader",
+    "age_ids",
     "keys_of",
     "read_stored",
     "see",

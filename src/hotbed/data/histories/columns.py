@@ -270,9 +270,7 @@ class History(KeptByKey):
         """Return the ids of the ages of entries."""
         lengths = np.diff(seen.offsets)
         ages = np.repeat(seen.times, lengths) - self.times_of(seen.entries, seen.kind)
-        seconds = ages * seen.kind.tick // MICROS
-        _, exponents = np.frexp(seconds.astype(np.float64))
-        return exponents.astype(np.int64)
+        return age_ids(ages, seen.kind.tick)
 
 
 @dataclass(frozen=True)
@@ -430,6 +428,13 @@ class SeenEntries(NamedTuple):
     times: Int64Array
     offsets: Int64Array
     entries: Int32Array
+
+
+def age_ids(ages: Int64Array, tick: int) -> Int64Array:
+    """Return the ids of ages in units of `tick` microseconds, [m]: 0 below a second."""
+    seconds = ages * tick // MICROS
+    _, exponents = np.frexp(seconds.astype(np.float64))
+    return exponents.astype(np.int64)
 
 
 def single_ids(ids: Ids, name: str) -> tuple[Int64Array, NDArray[np.bool_]]:

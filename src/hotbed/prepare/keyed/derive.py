@@ -166,7 +166,7 @@ class Previous(Derivation):
         num_before = offsets_of(is_present)
         ends = num_before[histories.moments]
         begins = np.maximum(num_before[histories.keys], ends - self.length)
-        return _Lists(
+        return Lists(
             values.take(pa.array(order[is_present])),
             as_numpy(histories.in_rows(begins)),
             as_numpy(histories.in_rows(ends)),
@@ -174,7 +174,7 @@ class Previous(Derivation):
 
 
 @dataclass(frozen=True)
-class _Lists:
+class Lists:
     """Lists of neighbouring `items`, from `begins` to `ends`; made when they are asked for."""
 
     items: pa.Array
