@@ -27,6 +27,8 @@ import torch
 import hotbed as hb
 from hotbed.data.batch import Ids
 from hotbed.embedding.histories import HistoryStore
+from hotbed.persist.container.format import open_checkpoint
+from hotbed.persist.state.digest import content_digest
 from hotbed.testing import ReplayedCount, ReplayedHistory
 
 LENGTH = 100
@@ -90,15 +92,7 @@ def num_differences(replay: Replay, rows: list[dict[str, int]], ids: Ids, number
 
 def compared(ratings: pl.DataFrame, batch_size: int, every: int) -> dict[str, Any]:
     """Compare all training samples, and the rows behind each `every` steps as served rows."""
-    schema = schema_of()
-    network = hb.models.DIN(
-        schema,
-        hb.make_tables(schema, dim=4),
-        histories={"before": "movie"},
-        hidden=(4,),
-        attention="dot",
-    )
-    model = hb.RecModel(network, "bce", "adam")
+    model = small_model(schema_of())
     replay = Replay()
     rows = ratings.to_dicts()
     counts = {"samples": 0, "samples_differ": 0, "served": 0, "served_differ": 0}
@@ -132,7 +126,7 @@ def compared(ratings: pl.DataFrame, batch_size: int, every: int) -> dict[str, An
         )
 
     callback = SimpleNamespace(on_step_begin=check, on_step_end=serve)
-    dataset = hb.Dataset(hb.sources.Memory(ratings), schema, batch_size=batch_size)
+    dataset = hb.Dataset(hb.sources.Memory(ratings), model.schema, batch_size=batch_size)
     model.online_train(dataset, [callback], progress=False, progressive=False)
     return {**counts, "tables": {name: len(table) for name, table in model.tables.items()}}
 
@@ -166,16 +160,33 @@ def model_auc(history: Any) -> dict[str, float]:
     return {"auc": round(float(history.metrics["auc"]), 5)}
 
 
-def memory(num_users: int, entries: int = 100) -> dict[str, Any]:
-    """Return the bytes that users take who have this many entries each."""
-    schema = schema_of()
-    column = schema.kept[0]
-    tables = hb.make_tables(schema, dim=4)
-    store = HistoryStore(hb.Schema([*schema.columns[:4], column]), tables)
+def users_of(batches: int, seed: int) -> pl.DataFrame:
+    """Return later ratings of different users, in batches of 1,024."""
+    draw = np.random.default_rng(seed)
+    rows = 1024 * batches
+    return pl.DataFrame(
+        {
+            "rating": np.full(rows, 5),
+            "timestamp": 10_000 + np.arange(rows),
+            "userId": draw.permutation(max(rows, 20_000))[:rows],
+            "movieId": np.arange(rows),
+        }
+    )
+
+
+def memory(num_users: int, folder: Path, entries: int = 100) -> dict[str, Any]:
+    """Return the bytes that users take who have this many entries each, in memory and in states.
+
+    Four batches of 1,024 ratings then make a whole state and three deltas. The last state is loaded
+    by a second model.
+    """
+    schema = hb.Schema([*schema_of(keeps=False).columns, schema_of().kept[0]])
+    model = small_model(schema)
+    store = HistoryStore(schema, model.tables)
     began = time.perf_counter()
     for number in range(entries):
-        for first in range(0, num_users, 100_000):
-            users = np.arange(first, min(first + 100_000, num_users))
+        for first in range(0, num_users, 20_000):
+            users = np.arange(first, min(first + 20_000, num_users))
             batch = hb.Batch(
                 ids={"user": Ids(users), "movie": Ids(users * 7 + number)},
                 labels={"liked": np.ones(len(users), np.float32)},
@@ -183,17 +194,46 @@ def memory(num_users: int, entries: int = 100) -> dict[str, Any]:
             )
             store.fill(batch, leaves=True)
     seconds = time.perf_counter() - began
-    stats = [tables[name].stats for name in ("before.newest", "before.older")]
+    stats = [model.tables[name].stats for name in ("before.newest", "before.older")]
     rows = sum(each["row_bytes"] for each in stats)
     index = sum(each["index_bytes"] for each in stats)
     entry_bytes = 12 * entries
+    ratings = users_of(batches=4, seed=1)
+    checkpoint = hb.callbacks.Checkpoint(folder, every_steps=1, full_every=10, keep=10, wait=True)
+    dataset = hb.Dataset(hb.sources.Memory(ratings), schema, batch_size=1024)
+    model.online_train(dataset, [checkpoint], progress=False, progressive=False)
+    saved = [of_histories(link) for link in open_checkpoint(folder).links]
+    digest = content_digest(model.tables)
     return {
         "users": num_users,
         "row_bytes_a_user": rows / num_users,
         "index_bytes_a_user": index / num_users,
         "of_their_bytes": rows / num_users / entry_bytes,
         "microseconds_an_entry": seconds / (num_users * entries) * 1e6,
+        "saved_bytes": saved,
+        "resumes_to_equal_digest": content_digest(hb.load(folder).tables) == digest,
     }
+
+
+def small_model(schema: hb.Schema) -> hb.RecModel:
+    """Return a model that keeps the columns of a schema."""
+    network = hb.models.DIN(
+        schema,
+        hb.make_tables(schema, dim=4),
+        histories={"before": "movie"},
+        hidden=(4,),
+        attention="dot",
+    )
+    return hb.RecModel(network, "bce", "adam")
+
+
+def of_histories(link: Any) -> int:
+    """Return the bytes of the rows of histories in the files of a state or delta."""
+    return sum(
+        file.stat().st_size
+        for file in Path(link.store.place(link.folder)).rglob("*")
+        if file.is_file() and "before." in str(file)
+    )
 
 
 def main() -> None:
@@ -204,7 +244,8 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=0)
     asked = parser.parse_args()
     if asked.users:
-        print(json.dumps(memory(asked.users)), flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(memory(asked.users, Path(folder))), flush=True)
     if asked.ratings is None:
         return
     ratings = pl.read_csv(asked.ratings).rename(NAMES, strict=False).sort("timestamp")
