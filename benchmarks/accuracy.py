@@ -63,6 +63,18 @@ SETTINGS = {
             schema, tables, interaction="cat", dropout=0.4, **MLP
         ),
     ),
+    "MaskNet": Setting(
+        0.1,
+        lambda schema, tables: hb.models.MaskNet(
+            schema,
+            tables,
+            num_blocks=3,
+            block_width=50,
+            hidden=(400, 400, 400),
+            reduction_ratio=2.0,
+            dropout=0.1,
+        ),
+    ),
     "FinalMLP": Setting(
         0.05,
         lambda schema, tables: hb.models.FinalMLP(

@@ -55,11 +55,13 @@ class Entry:
         network: makes the network from schema and tables.
         pooling: of the history; None: it is not read. With "none" the network gets `histories`.
         admit: of the tables.
+        has_count: whether it reads the counts of the item.
     """
 
     network: Network
     pooling: str | None = None
     admit: Any = None
+    has_count: bool = False
 
 
 def own(kind: str, **settings: Any) -> Network:
@@ -106,6 +108,7 @@ PEERS = {
     "FuxiCTR QNN": Entry(peer("QNN", num_layers=2)),
 }
 ADMISSIONS = {"DCNv2, ids seen twice": Entry(MODELS["DCNv2"].network, admit=hb.MinCount(2))}
+COUNTS = {"DNN, counts of the item": Entry(own("DNN", hidden=HIDDEN), has_count=True)}
 HISTORIES = {
     "DNN, mean of history": Entry(own("DNN", hidden=HIDDEN), "mean"),
     "DIN decay": Entry(own("DIN", attention="decay", hidden=HIDDEN, activation="relu"), "none"),
@@ -115,7 +118,7 @@ HISTORIES = {
     "BST": Entry(own("BST", hidden=HIDDEN), "none"),
     "DIEN": Entry(own("DIEN", hidden=HIDDEN, activation="relu"), "none"),
 }
-ENTRIES = {**MODELS, **PEERS, **ADMISSIONS, **HISTORIES}
+ENTRIES = {**MODELS, **PEERS, **ADMISSIONS, **COUNTS, **HISTORIES}
 BASELINES = ("constant", "popularity")
 
 
@@ -124,11 +127,11 @@ def batch_size(num_rows: int) -> int:
     return min(max(128, 2 ** math.floor(math.log2(max(num_rows, 200) / 100))), 1024)
 
 
-def encoded(log: Log, rows: Any, pooling: str | None) -> tuple[hb.Schema, list[hb.Batch]]:
+def encoded(log: Log, rows: Any, entry: Entry) -> tuple[hb.Schema, list[hb.Batch]]:
     """Return schema and batches; numbers are normalized by the first rows, which begin a batch."""
     first = hb.sources.Memory(rows[: log.num_first])
     rest = hb.sources.Memory(rows[log.num_first :])
-    schema = log.schema(pooling).fit(first)
+    schema = log.schema(entry.pooling, has_count=entry.has_count).fit(first)
     size = batch_size(len(rows))
     return schema, [*hb.Dataset(first, schema, size), *hb.Dataset(rest, schema, size)]
 
@@ -234,24 +237,30 @@ def work(
         for name in logs:
             for model in models:
                 entry = ENTRIES.get(model)
-                has_history = (
-                    entry is None or entry.pooling is None or LOGS[name].history is not None
-                )
-                if has_history and (seed == 0 or entry is not None):
+                if is_for(entry, LOGS[name]) and (seed == 0 or entry is not None):
                     yield name, model, seed
 
 
+def is_for(entry: Entry | None, log: Log) -> bool:
+    """Whether a log has what an entry reads; None, a baseline, reads items and labels alone."""
+    if entry is None:
+        return True
+    has_history = entry.pooling is None or log.history is not None
+    return has_history and (bool(log.counted) or not entry.has_count)
+
+
 def measured(log: Log, rows: Any, model: str, seed: int, cache: dict[Any, Any]) -> dict[str, Any]:
-    """Return the figures of one model, seed and log; `cache`: encoded batches by pooling."""
+    """Return the figures of one model, seed and log; `cache`: encoded batches."""
     labels = rows[log.columns[0].name].to_numpy().astype(np.float64)
     began = time.process_time()
     if model in BASELINES:
         scores = baseline_scores(model, log, rows, labels)
         return figures(scores[log.num_first :], labels[log.num_first :])
     entry = ENTRIES[model]
-    if entry.pooling not in cache:
-        cache[entry.pooling] = encoded(log, rows, entry.pooling)
-    schema, batches = cache[entry.pooling]
+    columns = (entry.pooling, entry.has_count)
+    if columns not in cache:
+        cache[columns] = encoded(log, rows, entry)
+    schema, batches = cache[columns]
     rate = mean_before(labels[: log.num_first])
     scores, num_rows = scores_of(entry, log, schema, batches, rate, seed)
     line: dict[str, Any] = figures(scores[log.num_first :], labels[log.num_first :])

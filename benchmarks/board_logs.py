@@ -27,6 +27,8 @@ class Log:
         columns: the label, then the features without the history.
         item: the Id column of what is chosen; popularity is its rate.
         history: the Id column of earlier choices, which shares the table of `item`; None: without.
+        counted: seconds of the windows in which rows and positives of `item` are counted, and last
+            of a tile; empty: not counted. The rows then have the column `moment`, in seconds.
         num_first: rows that are learned before the first one is counted.
     """
 
@@ -35,10 +37,19 @@ class Log:
     item: str
     history: hb.Id | None = None
     num_first: int = 1000
+    counted: Sequence[int] = ()
 
-    def schema(self, pooling: str | None = None) -> hb.Schema:
-        """Return the columns; with `pooling`, the history too, pooled in that way."""
-        columns = list(self.columns)
+    def schema(self, pooling: str | None = None, *, has_count: bool = False) -> hb.Schema:
+        """Return the columns; with `pooling`, the history too, pooled in that way.
+
+        `has_count`: with the counts of the item, too.
+        """
+        columns: list[Column | hb.Time | hb.Count] = list(self.columns)
+        if has_count:
+            *windows, tile = self.counted
+            where = {self.columns[0].name: 1}
+            columns.append(hb.Time("moment"))
+            columns.append(hb.Count("counts", self.item, where, windows, every=tile))
         if pooling is not None and self.history is not None:
             history = self.history
             columns.append(
@@ -120,7 +131,10 @@ def open_bandit(data: Path) -> pl.DataFrame:
 
 
 def rees46(data: Path) -> pl.DataFrame:
-    """Return the views of REES46; the label: carted or bought by the user within 30 minutes."""
+    """Return the views of REES46; `chosen`: carted or bought by the user within 30 minutes.
+
+    `bought`: bought within them.
+    """
     events = pl.read_csv(data / "rees46/2019-Oct.head.csv").with_columns(
         moment=pl.col("event_time").str.to_datetime("%Y-%m-%d %H:%M:%S UTC").dt.epoch("s")
     )
@@ -129,8 +143,12 @@ def rees46(data: Path) -> pl.DataFrame:
     pairs = views.join(chosen, ["user_id", "product_id"], suffix="_chosen").filter(
         (pl.col("moment_chosen") - pl.col("moment")).is_between(0, 1800)
     )
-    labels = pl.col("view").is_in(pairs["view"].unique().to_list()).cast(pl.Int8)
-    rows = views.with_columns(chosen=labels, seen=pl.lit(1))
+    bought = pairs.filter(pl.col("event_type_chosen") == "purchase")
+    labels = {
+        name: pl.col("view").is_in(chosen["view"].unique().to_list()).cast(pl.Int8)
+        for name, chosen in (("chosen", pairs), ("bought", bought))
+    }
+    rows = views.with_columns(seen=pl.lit(1), **labels)
     return with_earlier(rows, "user_id", "product_id", "moment", "seen")
 
 
@@ -146,7 +164,9 @@ def mind(data: Path) -> pl.DataFrame:
     )
     when = pl.col("time").str.to_datetime("%m/%d/%Y %I:%M:%S %p")
     rows = rows.sort(when, maintain_order=True).with_columns(
-        hour=when.dt.hour().cast(pl.Int64), shown=pl.col("shown").str.split(" ")
+        hour=when.dt.hour().cast(pl.Int64),
+        moment=when.dt.epoch("s"),
+        shown=pl.col("shown").str.split(" "),
     )
     pair = pl.col("shown").str.split("-").list
     rows = rows.explode("shown")
@@ -182,12 +202,14 @@ LOGS = {
         ],
         "product_id",
         EARLIER,
+        counted=(1800, 10800, 60),
     ),
     "MIND": Log(
         mind,
         [hb.Label("clicked"), *ids("user news hour")],
         "news",
         hb.Id("history", transforms=[hb.transforms.Split(" ")]),
+        counted=(86400, 7 * 86400, 3600),
     ),
     "ML-1M": Log(
         movielens,

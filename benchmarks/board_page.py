@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from board import ADMISSIONS, BASELINES, HISTORIES, MODELS, lines_of
+from board import ADMISSIONS, BASELINES, COUNTS, HISTORIES, MODELS, lines_of
 from board_logs import LOGS
 
 from hotbed.pictures.charts import ticks
@@ -23,7 +23,7 @@ from hotbed.pictures.charts import ticks
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles of Student's t for means of 2, 3, … 10 seeds."""
 
-BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in HISTORIES}
+BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in [*COUNTS, *HISTORIES]}
 """What the entries that add something are compared with."""
 
 LABEL = 100  # width of the names

@@ -20,6 +20,8 @@ from fuxictr.pytorch.layers import (
 from model_zoo.AutoInt.src.AutoInt import MultiHeadSelfAttention
 from model_zoo.FinalMLP.src.FinalMLP import FeatureSelection, InteractionAggregation
 from model_zoo.MaskNet.src.MaskNet import ParallelMaskNet
+from model_zoo.multitask.MMoE.src.MMoE import MMoE_Layer
+from model_zoo.multitask.PLE.src.PLE import CGC_Layer
 from model_zoo.QNN.src.QNN_alpha import QuadraticNeuralNetworks
 from torch import Tensor, nn
 
@@ -255,3 +257,31 @@ class DIN(nn.Module):
         pooled = self.attention(history.target, history.rows, history.mask)
         logits: Tensor = self.head(self.mlp(torch.cat([flat, pooled], dim=1)))
         return logits
+
+
+class Experts(nn.Module):
+    """MMoE or PLE of one level: four experts of 128, and for each label a perceptron of 64."""
+
+    def __init__(
+        self, schema: hb.Schema, tables: Tables, *, kind: str, tasks: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.tasks = tasks
+        self.inputs = FeatureInputs(schema, tables)
+        width = self.inputs.output_dim
+        self.is_ple = kind == "PLE"
+        settings = ([128], [], "relu", 0, False)  # no layers in the gates, no dropout, no norm
+        if self.is_ple:
+            self.experts = CGC_Layer(2, 2, len(tasks), width, *settings)
+        else:
+            self.experts = MMoE_Layer(4, len(tasks), width, *settings)
+        self.towers = nn.ModuleDict({task: MLP_Block(128, [64]) for task in tasks})
+        self.heads = nn.ModuleDict({task: LogitHead(64) for task in tasks})
+        xavier_(self)
+
+    def forward(self, batch: hb.Batch) -> dict[str, Tensor]:
+        """A batch of n samples -> logits [n] by task."""
+        flat = self.inputs(batch)
+        inputs = [flat] * (len(self.tasks) + 1) if self.is_ple else flat
+        mixed = dict(zip(self.tasks, self.experts(inputs), strict=False))  # PLE: and the shared one
+        return {task: self.heads[task](self.towers[task](x)) for task, x in mixed.items()}

@@ -35,7 +35,7 @@ def scored(board: ModuleType, model: str, rows: pl.DataFrame) -> Any:
     if model in board.BASELINES:
         return board.baseline_scores(model, log, rows, labels)
     entry = board.ENTRIES[model]
-    schema, batches = board.encoded(log, rows, entry.pooling)
+    schema, batches = board.encoded(log, rows, entry)
     return board.scores_of(entry, log, schema, batches, 0.5, 0)[0]
 
 
