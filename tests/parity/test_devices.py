@@ -229,7 +229,7 @@ def flow_that_finds(number: int) -> str:
 
     queues = devices.install()
     expected = [flow("cpu") for flow in FLOWS]
-    link.link_to.cache_clear()
+    link._links.clear()
     FAULTS[number](link)
     for flow, bits in zip(FLOWS, expected, strict=True):
         run = functools.partial(flow, "fake")
