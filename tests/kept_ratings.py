@@ -24,7 +24,7 @@ def read_ratings(root: Path, num_rows: int) -> pl.DataFrame:
     return pl.read_csv(path).sort("timestamp").head(num_rows)
 
 
-def make_model() -> hb.RecModel:
+def make_model(grains: int = 1, tier: hb.Ram | hb.Ssd | None = None) -> hb.RecModel:
     schema = hb.Schema(
         [
             hb.Label("liked", column="rating", threshold=4),
@@ -35,11 +35,11 @@ def make_model() -> hb.RecModel:
             hb.Count("likes", by="movie", where={"liked": 1}, windows=WINDOWS, every=EVERY),
         ]
     )
-    tables = hb.make_tables(schema, dim=4)
+    tables = hb.make_tables(schema, dim=4, tier=tier)
     network = hb.models.DIN(
         schema, tables, histories={"before": "movie"}, hidden=(8,), attention_hidden=(4,)
     )
-    return hb.RecModel(network, "bce", "adam")
+    return hb.RecModel(network, "bce", "adam", grains=grains)
 
 
 def dataset_of(ratings: pl.DataFrame, model: hb.RecModel) -> hb.Dataset:

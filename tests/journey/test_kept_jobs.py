@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.persist.upkeep.inspect import describe_checkpoint
-from hotbed.training.share_out import part_scores
 
 ROWS = 640
 PLAIN = hb.Schema([hb.Label("liked", column="rating", threshold=4), hb.Id("user", column="userId")])
@@ -110,18 +108,14 @@ def test_a_plan_has_the_rows_that_training_keeps(job: Job, monkeypatch: pytest.M
     assert [of_ranks.ranks for of_ranks in planned.plans] == [1]
     keys = rows["before.newest"]
     assert any(f"'before' is kept of {keys:.0f} keys by 'user'" in note for note in planned.notes)
-    with pytest.raises(ConfigError, match="--ranks: 'before' is kept by one process"):
+    with pytest.raises(
+        ConfigError, match="--ranks: a job with histories is planned for one process"
+    ):
         plan(job, Wishes(ranks=2))
 
 
 def learn(network: torch.nn.Module, ratings: pl.DataFrame) -> None:
     hb.RecModel(network, "bce", "adam").fit(dataset_of(ratings, make_model()), progress=False)
-
-
-def evaluation_on_ranks(ratings: pl.DataFrame) -> Any:
-    model = make_model()
-    learner = SimpleNamespace(shard=SimpleNamespace(size=2))
-    return SimpleNamespace(model=model, dataset=dataset_of(ratings, model), learner=learner)
 
 
 def with_column(column: Any) -> None:
@@ -141,11 +135,6 @@ def with_column(column: Any) -> None:
             lambda ratings: learn(hb.models.LR(PLAIN, hb.make_tables(PLAIN, dim=1)), ratings),
             ConfigError,
             "no part of the network keeps what the schema declares",
-        ),
-        (
-            lambda ratings: part_scores(evaluation_on_ranks(ratings)),
-            ConfigError,
-            "'before' is kept by one process so far, got 2 ranks",
         ),
         (lambda ratings: with_column(hb.Id("b_at")), ConfigError, "feature 'b_at', got the column"),
         (
@@ -170,7 +159,7 @@ def test_kept_columns_are_refused_by_name(
         use(read_ratings(request.config.rootpath, 100))
 
 
-@pytest.mark.parametrize("setting", ["fit.epochs=2", "fit.shuffle=100", "grains=2"])
+@pytest.mark.parametrize("setting", ["fit.epochs=2", "fit.shuffle=100"])
 def test_a_check_names_an_order_in_which_nothing_is_kept(job: Job, setting: str) -> None:
     path = str(Path(job.output).parent / "job.json")
     result = CliRunner().invoke(app, ["check", path, "--set", setting])

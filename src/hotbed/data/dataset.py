@@ -191,9 +191,10 @@ class Dataset:
         """Whether ranks can read an epoch for some grains each.
 
         Each grain has a range of rows of its own, from which no row is left out for its values.
+        Where the schema has histories, rows are read in the order of the source.
         """
         leaves_out = self.on_error == "skip" or self.max_ahead_seconds is not None
-        if self.endless or leaves_out or self.cache or self._maps:
+        if self.endless or leaves_out or self.cache or self._maps or self.schema.kept:
             return False
         least = min(self.batch_size, self.num_rows or 0)
         return self.source.divisible and least >= self.grains
@@ -290,7 +291,8 @@ class Dataset:
 
         Each batch then has samples of each grain, one grain after another, and `Batch.grain_ends`
         says where they end. docs/connectors.md says which rows of a source belong to which grain.
-        Batches of some sources have their rows as before, and empty `grain_ends`.
+        Batches of some sources have their rows as before, and empty `grain_ends`; so have those of
+        files where the schema has histories, which are kept of rows in their order.
 
         Raises:
             ConfigError: the dataset was resumed at a position of another number of grains.
@@ -351,7 +353,8 @@ class Dataset:
             self._next_epoch = number
         else:
             self._next_epoch = number + 1
-        divided = self.grains > 1 and not self._streams and self.source.divisible
+        is_cut = self.source.divisible and not self.schema.kept
+        divided = self.grains > 1 and not self._streams and is_cut
         check_layout(start, divided=divided)
         self._source_rows = SourceRows()
         batches = self._batches(number, start, wishes, own, divided=divided)

@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotbed import _core
 from hotbed.data.batch import Batch, changed
-from hotbed.data.histories import EntryKind, KeptByKey, LeftEntries, keys_of, read_stored, see
+from hotbed.data.histories import (
+    EntryKind,
+    KeptByKey,
+    LeftEntries,
+    TableReader,
+    keys_of,
+    read_stored,
+    see,
+)
 from hotbed.errors import ConfigError, DataError, TableError
 
 from . import hashing
@@ -24,6 +32,8 @@ from .tier import Tier
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema
 
+Int64Array: TypeAlias = NDArray[np.int64]
+Rows: TypeAlias = dict[str, NDArray[np.float32]]
 _FOR_GOOD = 2**62  # the last time of rows that must not expire
 _MOST_SERIALS = 2**32
 
@@ -52,6 +62,17 @@ def history_tables(schema: Schema, tier: Tier | None = None) -> dict[str, Table]
     return tables
 
 
+def rows_here(tables: Mapping[str, Table], wanted: Mapping[str, Int64Array]) -> Rows:
+    """Return the rows [n, dim] of ids [n] by table; zeros for those that other ranks have."""
+    rows: Rows = {}
+    for name, ids in wanted.items():
+        table = tables[name]
+        is_here = _are_here(table, ids)
+        rows[name] = np.zeros((len(ids), table.dim), np.float32)
+        rows[name][is_here] = table.lookup(ids[is_here])
+    return rows
+
+
 class HistoryStore:
     """The columns of a schema that a model keeps, with their tables.
 
@@ -62,6 +83,8 @@ class HistoryStore:
     Attributes:
         columns: that are kept.
         features: the names of what they give a network.
+        read_tables: returns the rows of ids by table. On several ranks all call it with the same
+            ids, and get the rows of all of them.
 
     Raises:
         ConfigError: a table is missing, or has another shape.
@@ -71,6 +94,8 @@ class HistoryStore:
         self.schema = schema
         self.columns = [column for column in schema.kept if isinstance(column, KeptByKey)]
         self.features = [feature.name for feature in schema.kept_features]
+        self.read_tables: Callable[[Mapping[str, Table], Mapping[str, Int64Array]], Rows]
+        self.read_tables = rows_here
         self.tables: dict[str, Table] = {}
         for name, wanted in history_tables(schema).items():
             table = tables.get(name)
@@ -84,7 +109,9 @@ class HistoryStore:
     def fill(self, batch: Batch, *, leaves: bool) -> Batch:
         """Return a batch, and its previews, with the values that are kept.
 
-        A column that the batch has already stays as it is. Previews leave nothing.
+        A column that the batch has already stays as it is. Previews leave nothing. On several ranks
+        all call it, each with all rows of the batch: each applies the rule to all of them, and
+        keeps the entries of the keys that it owns.
 
         Args:
             batch: rows in their order, with times.
@@ -92,15 +119,26 @@ class HistoryStore:
 
         Raises:
             DataError: the batch has no times, keys, or labels of `where`.
+            ConfigError: on every rank: they have different rows.
         """
+        return self._filled(batch, self._read, leaves=leaves)
+
+    def foreseen(self, batch: Batch) -> Batch:
+        """Return a batch with those values that are kept in this process; it leaves nothing.
+
+        Where several ranks keep them, no other one is asked, so values of their keys are missing.
+        """
+        return self._filled(batch, lambda wanted: rows_here(self.tables, wanted), leaves=False)
+
+    def _filled(self, batch: Batch, read: TableReader, *, leaves: bool) -> Batch:
         if batch.previews is not None:
-            previews = self.fill(batch.previews, leaves=False)
+            previews = self._filled(batch.previews, read, leaves=False)
             batch = changed(batch, {"previews": previews})
         self._check(batch, leaves=leaves)
         ids = dict(batch.ids)
         dense = dict(batch.dense)
         keys = [keys_of(column, batch) for column in self.columns]
-        stored = read_stored(self.columns, self.schema, keys, self._read)
+        stored = read_stored(self.columns, self.schema, keys, read)
         for column, row_keys, entries in zip(self.columns, keys, stored, strict=True):
             seen, left = see(column, self.schema, batch, row_keys, entries, leaves=leaves)
             more_ids, more_dense = column.features_of(seen, self.schema)
@@ -132,8 +170,8 @@ class HistoryStore:
         counts, ids = _core.older_rows(keys, newest.reshape(-1), column.kind_in(self.schema).lanes)
         return counts, ids
 
-    def _read(self, wanted: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
-        return {name: self.tables[name].lookup(ids) for name, ids in wanted.items()}
+    def _read(self, wanted: Mapping[str, Int64Array]) -> Rows:
+        return self.read_tables(self.tables, wanted)
 
     def _add(self, column: KeptByKey, kind: EntryKind, left: LeftEntries) -> None:
         """Add the entries that rows left to the rows of their keys."""
@@ -162,9 +200,8 @@ class HistoryStore:
         last = _last_times(column, kind, left, newest)
         _write(newest_table, left.keys[is_changed], newest[is_changed], last[is_changed])
         if len(gone):
-            older_table.native.remove(
-                _core.older_ids(partitions[gone], serials[gone], gone_numbers)
-            )
+            older_ids = _core.older_ids(partitions[gone], serials[gone], gone_numbers)
+            older_table.native.remove(older_ids[_are_here(older_table, older_ids)])
 
     def _serials(self, table: Table, partitions: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return new serial numbers of keys in these partitions.
@@ -174,7 +211,7 @@ class HistoryStore:
         owners, places = np.unique(partitions, return_inverse=True)
         zeros = np.zeros(len(owners), np.int64)
         ids = _core.older_ids(owners, zeros, zeros)
-        rows = table.lookup(ids).view(np.int32)
+        rows = self._read({table.name: ids})[table.name].view(np.int32)
         before = rows[:, 0].view(np.uint32).astype(np.int64)
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places)
@@ -206,13 +243,26 @@ def _last_times(
     return later
 
 
+def _are_here(table: Table, ids: Int64Array) -> NDArray[np.bool_]:
+    """Return which ids have their rows in this process, [n]."""
+    if table.owned is None:
+        return np.ones(len(ids), bool)
+    are_here: NDArray[np.bool_] = table.owned[hashing.partition(ids)]
+    return are_here
+
+
 def _write(
     table: Table, ids: NDArray[np.int64], rows: NDArray[np.int32], last: NDArray[np.int64]
 ) -> None:
-    """Write rows [n, dim] of whole numbers, last seen at these times in microseconds."""
-    if not len(ids):
+    """Write rows [n, dim] of whole numbers, last seen at these times in microseconds.
+
+    On several ranks each writes those that it owns.
+    """
+    is_here = _are_here(table, ids)
+    if not is_here.any():
         return
-    columns: dict[str, Any] = {"id": ids, "value": rows.reshape(-1).view(np.float32)}
+    values = rows[is_here].reshape(-1).view(np.float32)
+    columns: dict[str, Any] = {"id": ids[is_here], "value": values}
     if table.keeps_times:
-        columns["last_seen"] = last
+        columns["last_seen"] = last[is_here]
     table.native.load_rows(columns)

@@ -32,7 +32,6 @@ from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, FormatError, HotbedError, SchemaError
 from hotbed.files import check_folder, check_scratch, resolve
 from hotbed.job.job import Job
-from hotbed.job.ranks import num_ranks
 from hotbed.job.sampled_tables import facts_of
 from hotbed.job.states import check_unchanged, has_state
 from hotbed.job.workload import read_ids
@@ -371,8 +370,7 @@ def _check_order(job: Job, schema: Schema) -> None:
     assert job.train is not None
     histories = HistoryStore(schema, history_tables(schema))
     data = job.dataset(job.train, schema)
-    data.divide(job.num_grains(num_ranks()))
-    check_keeps(histories, schema, num_ranks())
+    check_keeps(histories, schema)
     check_rows_in_order(histories, Goal(data, end_epoch=job.fit.epochs))
 
 

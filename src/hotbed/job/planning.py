@@ -170,8 +170,8 @@ def _check_wishes(job: Job, wishes: Wishes) -> None:
     histories = [column.name for column in job.declared.kept]
     if histories and (wishes.ranks or 1) > 1:
         raise ConfigError(
-            f"--ranks: {histories[0]!r} is kept by one process so far, got {wishes.ranks} ranks. "
-            "Leave --ranks out."
+            f"--ranks: a job with histories is planned for one process, got {wishes.ranks} ranks "
+            f"and the history {histories[0]!r}. Leave --ranks out."
         )
 
 
@@ -223,7 +223,7 @@ def _kept_notes(job: Job, work: Workload) -> Iterator[str]:
             f"{memory / max(num_keys, 1):,.0f} bytes of memory each."
         )
     if job.declared.kept:
-        yield "Histories and counts are kept by one process so far, so there is no plan of ranks."
+        yield "Jobs that keep histories or counts are planned for one process."
 
 
 def _disturbance(work: Workload, plans: Sequence[RanksPlan]) -> Iterator[str]:

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hotbed.data.batch import Ids
+from hotbed.embedding import hashing
+from hotbed.embedding.histories import Int64Array, Rows, rows_here
 from hotbed.embedding.lookups import (
     Asked,
     FeatureLayout,
@@ -26,7 +31,7 @@ from hotbed.embedding.lookups import (
     native_ids,
     new_rows,
 )
-from hotbed.embedding.table import MapQueue
+from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError
 
 from .calls import RankCall
@@ -36,7 +41,7 @@ from .exchange import TableExchange
 from .ids import AskedIds, OwnedIds
 from .own_batches import OwnBatches
 from .placement import Placement
-from .ranks import Ranks
+from .ranks import STEP, Ranks, name_difference
 from .traffic import Traffic
 
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -286,6 +291,40 @@ class ShardedLookup(NativeLookup):
             )
         super().update(parts, rates)
 
+    def read_tables(self, tables: Mapping[str, Table], wanted: Mapping[str, Int64Array]) -> Rows:
+        """Return the rows [n, dim] of ids [n] by table, from their owners.
+
+        All ranks want the rows of the same ids, so each sends those that it owns unasked.
+
+        Raises:
+            ConfigError: on every rank: they want the rows of different ids.
+        """
+        owners = {
+            name: self._placement.owners(name)[hashing.partition(ids)]
+            for name, ids in wanted.items()
+        }
+        rows = rows_here(tables, wanted)
+        own_rows = [
+            of_table[owners[name] == self._ranks.rank].reshape(-1)
+            for name, of_table in rows.items()
+        ]
+        digest = 0
+        for name, ids in wanted.items():
+            digest = zlib.crc32(ids.tobytes(), zlib.crc32(name.encode(), digest))
+        call = RankCall.of("read", self._ranks.place)
+        received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
+        if any(int(words[0]) != digest for words in received):
+            name_difference(self._ranks, {"rows of a batch with histories": digest}, STEP)
+        for rank, words in enumerate(received):
+            values = words[1:].numpy().view(np.float32)
+            for name, of_table in rows.items():
+                places = np.flatnonzero(owners[name] == rank)
+                shape = (len(places), of_table.shape[1])
+                num_values = len(places) * of_table.shape[1]
+                of_table[places] = values[:num_values].reshape(shape)
+                values = values[num_values:]
+        return rows
+
     def _exchange(self, asked: Asked) -> TableExchange:
         assert isinstance(asked, RankAsked), "this lookup was asked"
         key = (asked.wanted.layouts, asked.wanted.training)
@@ -295,6 +334,15 @@ class ShardedLookup(NativeLookup):
             exchange = TableExchange(self._ranks, self._placement, layouts, learns=learns)
             self._exchanges[key] = exchange
         return exchange
+
+
+def _words(digest: int, rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    """Return a digest, and numbers of 4 bytes behind it, as int64 numbers."""
+    num_values = sum(map(len, rows))
+    words = np.zeros(1 + (num_values + 1) // 2, np.int64)
+    words[0] = digest
+    words[1:].view(np.float32)[:num_values] = np.concatenate(rows)
+    return torch.from_numpy(words)
 
 
 def _answer_of(asked: Asked) -> RankAnswer:

@@ -68,18 +68,13 @@ def tables_of(network: nn.Module) -> dict[str, Table]:
     return tables
 
 
-def check_keeps(histories: HistoryStore | None, schema: Any, num_ranks: int) -> None:
+def check_keeps(histories: HistoryStore | None, schema: Any) -> None:
     """Raise ConfigError if a network cannot keep the histories and counts of its data."""
     names = [column.name for column in getattr(schema, "kept", ())]
     if names and histories is None:
         raise ConfigError(
             f"histories: no part of the network keeps what the schema declares, got {names}. Build "
             "the network around hb.EmbeddingCollection(schema, tables), or leave these columns out."
-        )
-    if histories is not None and num_ranks > 1:
-        raise ConfigError(
-            f"histories: {histories.columns[0].name!r} is kept by one process so far, got "
-            f"{num_ranks} ranks. Use one process."
         )
 
 
@@ -93,16 +88,13 @@ def check_rows_in_order(histories: HistoryStore | None, goal: Goal) -> None:
     num_epochs = goal.end_epoch - goal.first_epoch
     if num_epochs > 1:
         problem = f"{num_epochs} epochs"
-    elif isinstance(data, Dataset) and not data.endless:
-        if data.shuffle:
-            problem = f"shuffle={data.shuffle}"
-        elif data.grains > 1:
-            problem = f"grains={data.grains}, which read parts of the rows side by side"
+    elif isinstance(data, Dataset) and not data.endless and data.shuffle:
+        problem = f"shuffle={data.shuffle}"
     if problem:
         raise ConfigError(
             f"histories: {name!r} is kept of rows that come once and in the order of their times, "
-            f"got {problem}. Learn one pass in that order with one grain, without shuffle, or give "
-            "each row its list as a column of the data (docs/sequences.md)."
+            f"got {problem}. Learn one pass in that order without shuffle, or give each row its "
+            "list as a column of the data (docs/sequences.md)."
         )
 
 

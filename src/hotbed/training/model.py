@@ -701,7 +701,7 @@ class RecModel:
         """
         if encoder is not None and encoder is self.encoder:
             return
-        check_keeps(self.histories, schema, self.learner.shard.size)
+        check_keeps(self.histories, schema)
         self.schema = typed(schema or self.schema, self.schema, self.encoder)
         self.encoder = encoder
 

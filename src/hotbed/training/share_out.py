@@ -287,7 +287,7 @@ def part_scores(run: Run) -> PartScores | None:
     """
     shard = run.learner.shard
     data = run.dataset
-    check_keeps(run.model.histories, getattr(data, "schema", None), shard.size)
+    check_keeps(run.model.histories, getattr(data, "schema", None))
     if shard.size == 1 or not isinstance(data, Dataset):
         return None
     with shard.together():  # a file may be damaged here alone

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from hotbed.embedding.lookups import Lookup
-from hotbed.embedding.modules import TableModule, table_modules
+from hotbed.embedding.modules import TableModule, histories_of, table_modules
 from hotbed.errors import ConfigError
 from hotbed.parallel import (
     WHOLE,
@@ -40,7 +39,7 @@ class Division:
     grains: int = 1
     shard: Shard = WHOLE
     dense: DensePart = field(default_factory=LocalDense)
-    rows: Lookup | None = None
+    rows: ShardedLookup | None = None
 
     @staticmethod
     def of_job(grains: int, whole_tables: Collection[str]) -> Division:
@@ -74,7 +73,12 @@ class Division:
         modules = table_modules(network)
         for module in modules:
             module.lookup = self.rows
-        keep_own_rows({t.name: t for module in modules for t in module.tables}, self.shard)
+        tables = {table.name: table for module in modules for table in module.tables}
+        histories = histories_of(network)
+        if histories is not None:
+            histories.read_tables = self.rows.read_tables
+            tables |= histories.tables
+        keep_own_rows(tables, self.shard)
 
 
 def connect_ranks(grains: int) -> None:

@@ -98,7 +98,7 @@ class Fetcher:
         ids = None
         if isinstance(coming, Batch):
             if self._histories is not None:  # as they are now; the rows in between leave few more
-                coming = self._histories.fill(coming, leaves=False)
+                coming = self._histories.foreseen(coming)
             coming = prepare(coming, CPU, labelled=False)
         try:
             if self._is_known:
