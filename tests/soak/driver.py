@@ -19,7 +19,9 @@ events with `events`. Other keys:
 * `epochs`: a fit of shuffled files instead of a stream; `model` is then the digest of the model in
   the end, `rows` of its metrics an epoch
 * `ahead`: so many batches are mapped ahead
-* `histories`: the model keeps a history and a count
+* `histories`: the model keeps a history and a count, of these `windows`. With `publish`, DIR/seen-0.jsonl (the number is
+  the rank) has what the rows of each step saw, and what the version of a step served to
+  `kept_world.REQUESTS`; see `kept_world.check`
 * `grains`: of the model; `auto`: a plain torch model that `hb.auto` converted
 * `ram_rows`: the tables lie on a disk, with so many rows of each in memory
 * `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
@@ -46,6 +48,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import kept_world
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -159,9 +162,9 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         ]
     if config.get("once"):
         ids = [hb.Id("row"), hb.Id("again", column="row")]
-    if "join" in config:
+    if "join" in config or (config.get("histories") and "publish" in config):
         ids.append(hb.Id("n"))
-    kept = _kept() if config.get("histories") else []
+    kept = _kept(config.get("windows", [600, 3600])) if config.get("histories") else []
     schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x"), *kept])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
@@ -195,6 +198,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         else:
             keywords["publish"] = hb.PublishDirectory(to, keep=4)
         scored = [_Scores(root / "scores.jsonl", schema)]
+        if schema.kept:
+            scored = [_Seen(root, to, keywords["every_steps"])]
     if "epochs" in config:
         return _fit(
             model, data, root, config["epochs"], hb.callbacks.Checkpoint(root / "state", **keywords)
@@ -261,13 +266,13 @@ def _network(schema: Any, memory: int, tier: Any) -> tuple[Any, Any]:
     return network, hb.Adam(lr=0.01)
 
 
-def _kept() -> list[Any]:
+def _kept(windows: list[int]) -> list[Any]:
     """Return columns that the model keeps: one for good, one whose rows expire."""
     import hotbed as hb
 
     return [
         hb.History("before", of=["item"], by="user", where={"y": 1}, length=20),
-        hb.Count("likes", by="item", where={"y": 1}, windows=[600, 3600], every=60),
+        hb.Count("likes", by="item", where={"y": 1}, windows=windows, every=60),
     ]
 
 
@@ -379,6 +384,67 @@ class _Scores:
         if run.learner.shard.is_first:
             with self._path.open("a") as file:
                 file.write(json.dumps([run.step, np.asarray(scores).tolist()]) + "\n")
+
+
+class _Seen:
+    """Writes what each row saw of its history and count, and what each version then serves."""
+
+    def __init__(self, root: Path, published: str, every: int) -> None:
+        self._path = root / f"seen-{os.environ.get('RANK', '0')}.jsonl"
+        self._requests = pq.read_table(root / kept_world.REQUESTS)
+        self._published = Path(published)
+        self._every = every
+        self._served = -1
+        self._newest = 0  # the time of the newest row, in seconds
+
+    def on_step_begin(self, run: Any) -> None:
+        batch = run.example.batch
+        self._newest = max(self._newest, int(np.asarray(batch.time).max()) // 1_000_000)
+        self._write(
+            step=run.step,
+            user=batch.ids["user"].values.tolist(),
+            item=batch.ids["item"].values.tolist(),
+            n=batch.ids["n"].values.tolist(),
+            y=np.asarray(batch.labels["y"]).tolist(),
+            time=(np.asarray(batch.time) // 1_000_000).tolist(),
+            known=(
+                np.asarray(batch.time if batch.known is None else batch.known) // 1_000_000
+            ).tolist(),
+            before=_lists(batch.ids["before"]),
+            likes=np.asarray(batch.dense["likes"]).tolist(),
+        )
+
+    def on_step_end(self, run: Any) -> None:
+        import hotbed as hb
+        from hotbed.persist.container.format import open_checkpoint
+
+        if not run.learner.shard.is_first or not (self._published / "CURRENT").exists():
+            return
+        reader = open_checkpoint(self._published)
+        step = reader.manifest.counters["steps"]
+        if step == self._served:
+            return
+        self._served = step
+        version = hb.ParameterServer().load("kept", reader)
+        size = run.example.num_samples
+        first = int(np.searchsorted(self._requests["t"].to_numpy(), self._newest))
+        asked = self._requests.slice(first, self._every * size)
+        kept = hb.InferenceSession(version).ask(asked).kept
+        self._write(
+            step=step,
+            served=asked["n"].to_pylist(),
+            before=_lists(kept["before"]),
+            likes=np.asarray(kept["likes"]).tolist(),
+        )
+
+    def _write(self, **line: Any) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def _lists(ids: Any) -> list[list[int]]:
+    ids = ids.with_offsets()
+    return [part.tolist() for part in np.split(np.asarray(ids.values), ids.offsets[1:-1])]
 
 
 class _Bounds:
