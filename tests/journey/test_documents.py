@@ -37,7 +37,7 @@ from hotbed.serving.server.options import (
     RowsOptions,
     ServerLimits,
 )
-from hotbed.training import publishing
+from hotbed.training.publishing import versions
 from hotbed.yaml_files import parse_value
 
 pytestmark = pytest.mark.slow
@@ -238,7 +238,7 @@ def test_python_on_a_page_runs(
         (tmp_path / entry.name).symlink_to(entry)
     monkeypatch.chdir(tmp_path)
     # tracing it takes seconds; tests of publishing do
-    monkeypatch.setattr(publishing, "_graph", lambda run: None)
+    monkeypatch.setattr(versions, "_graph", lambda run: None)
     given = names(page)
     before(page, given)
     code = blocks(page, "python")

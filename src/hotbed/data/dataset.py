@@ -353,8 +353,8 @@ class Dataset:
             self._next_epoch = number
         else:
             self._next_epoch = number + 1
-        is_cut = self.source.divisible and not self.schema.kept
-        divided = self.grains > 1 and not self._streams and is_cut
+        may_divide = self.grains > 1 and not self._streams and not self.schema.kept
+        divided = may_divide and self.source.divisible  # which may count rows
         check_layout(start, divided=divided)
         self._source_rows = SourceRows()
         batches = self._batches(number, start, wishes, own, divided=divided)
