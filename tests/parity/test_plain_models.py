@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import Tensor  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-import hotbed as hb  # noqa: E402
+import hotbed as hb
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 NUM_ROWS, NUM_IDS, DIM = 40, 7, 4

@@ -291,8 +291,8 @@ class Dataset:
 
         Each batch then has samples of each grain, one grain after another, and `Batch.grain_ends`
         says where they end. docs/connectors.md says which rows of a source belong to which grain.
-        Batches of some sources have their rows as before, and empty `grain_ends`; so have those of
-        files where the schema has histories, which are kept of rows in their order.
+        Batches of some sources have their rows as before, and empty `grain_ends`. So do batches of
+        files if the schema has histories: these need the rows in their order.
 
         Raises:
             ConfigError: the dataset was resumed at a position of another number of grains.

@@ -16,16 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-import hotbed as hb  # noqa: E402
-from hotbed.embedding.modules.state import dense_state  # noqa: E402
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models import Graph, layers  # noqa: E402
-from hotbed.models.graph.description import KeyPlace, Node  # noqa: E402
-from hotbed.models.graph.inputs import GraphInputs  # noqa: E402
-from hotbed.models.graph.kinds import LAYERS, NUM_ROWS, inferred  # noqa: E402
-from hotbed.pictures.boxes import Box, placed  # noqa: E402
+import torch
+
+import hotbed as hb
+from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import ConfigError
+from hotbed.models import Graph, layers
+from hotbed.models.graph.description import KeyPlace, Node
+from hotbed.models.graph.inputs import GraphInputs
+from hotbed.models.graph.kinds import LAYERS, NUM_ROWS, inferred
+from hotbed.pictures.boxes import Box, placed
 
 SCHEMA = hb.Schema(
     [

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-import hotbed as hb  # noqa: E402
-from hotbed import config  # noqa: E402
-from hotbed.embedding.modules.state import dense_state  # noqa: E402
-from hotbed.errors import ConfigError, RowShapeError  # noqa: E402
+import hotbed as hb
+from hotbed import config
+from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import ConfigError, RowShapeError
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 DIM = 4

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch.nn import functional as F
 
-from hotbed import config  # noqa: E402
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.losses import (  # noqa: E402
+from hotbed import config
+from hotbed.errors import ConfigError
+from hotbed.models.losses import (
     BCE,
     MSE,
     CrossEntropy,

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-import hotbed as hb  # noqa: E402
-from hotbed import config  # noqa: E402
-from hotbed.embedding.modules.state import dense_state  # noqa: E402
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models import losses  # noqa: E402
+import torch
+
+import hotbed as hb
+from hotbed import config
+from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import ConfigError
+from hotbed.models import losses
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 SCHEMA = hb.Schema(

@@ -12,15 +12,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import Tensor, nn  # noqa: E402
+import torch
+from torch import Tensor, nn
 
-import hotbed as hb  # noqa: E402
-from hotbed.embedding.modules.state import dense_state  # noqa: E402
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.job import run  # noqa: E402
-from hotbed.job.states import exported  # noqa: E402
+import hotbed as hb
+from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import ConfigError
+from hotbed.job import run
+from hotbed.job.states import exported
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 SCHEMA = hb.Schema([hb.Label("clicked"), hb.Id("user"), hb.Id("item"), hb.Dense("price")])

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-import hotbed as hb  # noqa: E402
-from hotbed.errors import ConfigError, NonFiniteGradient  # noqa: E402
-from hotbed.job.job import Job, Tables  # noqa: E402
-from hotbed.persist.container.format import open_checkpoint  # noqa: E402
+import torch
+
+import hotbed as hb
+from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.job.job import Job, Tables
+from hotbed.persist.container.format import open_checkpoint
 
 pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 DECAY = 0.8

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from schedule import in_soak
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-import planted  # noqa: E402
+import planted
+import torch
 
-import hotbed as hb  # noqa: E402
+import hotbed as hb
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import MLP, Dice, Softmax  # noqa: E402
+from hotbed.errors import ConfigError
+from hotbed.models.layers import MLP, Dice, Softmax
 
-from .harness import Case, Input, check_export, check_layer  # noqa: E402
+from .harness import Case, Input, check_export, check_layer
 
 pytestmark = pytest.mark.torch_core
 Weights = dict[str, np.ndarray]

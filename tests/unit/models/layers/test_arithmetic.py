@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import (  # noqa: E402
+import torch
+
+from hotbed.errors import ConfigError
+from hotbed.models.layers import (
     Add,
     Cast,
     ElementwiseMultiply,
@@ -25,7 +27,7 @@ from hotbed.models.layers import (  # noqa: E402
     WeightMultiply,
 )
 
-from .harness import Case, check_export, check_layer  # noqa: E402
+from .harness import Case, check_export, check_layer
 
 TWO = [("n", "t", "d"), ("n", "t", "d")]
 THREE = [("n", "d"), ("n", "d"), ("n", "d")]

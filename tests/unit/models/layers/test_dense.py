@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import (  # noqa: E402
+from hotbed.errors import ConfigError
+from hotbed.models.layers import (
     MLP,
     BatchNorm,
     CrossNet,
@@ -29,7 +30,7 @@ from hotbed.models.layers import (  # noqa: E402
     xavier_,
 )
 
-from .harness import Case, check_export, check_layer  # noqa: E402
+from .harness import Case, check_export, check_layer
 
 pytestmark = pytest.mark.torch_core
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import Tensor, nn  # noqa: E402
+import torch
+from torch import Tensor, nn
 
-from hotbed.models.graph.kinds import LAYERS  # noqa: E402
+from hotbed.models.graph.kinds import LAYERS
 
-from . import (  # noqa: E402
+from . import (
     test_activation,
     test_arithmetic,
     test_dense,
@@ -23,7 +24,7 @@ from . import (  # noqa: E402
     test_shape,
     test_tasks,
 )
-from .harness import Case, check_export, check_layer  # noqa: E402
+from .harness import Case, check_export, check_layer
 
 
 class Scaled(nn.Module):

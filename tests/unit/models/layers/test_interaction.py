@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import (  # noqa: E402
+import torch
+
+from hotbed.errors import ConfigError
+from hotbed.models.layers import (
     BilinearProduct,
     CrossNet,
     CrossNetMix,
@@ -31,7 +33,7 @@ from hotbed.models.layers import (  # noqa: E402
     TokenMixing,
 )
 
-from .harness import Case, check_export, check_layer  # noqa: E402
+from .harness import Case, check_export, check_layer
 
 Weights = dict[str, np.ndarray]
 

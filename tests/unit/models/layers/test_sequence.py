@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import (  # noqa: E402
+from hotbed.errors import ConfigError
+from hotbed.models.layers import (
     AUGRU,
     GRU,
     AttentionPooling,
@@ -30,8 +31,8 @@ from hotbed.models.layers import (  # noqa: E402
     TransformerLayer,
 )
 
-from .harness import Case, Input, check_export, check_layer  # noqa: E402
-from .test_activation import sigmoid, softmax, zero_or_one  # noqa: E402
+from .harness import Case, Input, check_export, check_layer
+from .test_activation import sigmoid, softmax, zero_or_one
 
 pytestmark = pytest.mark.torch_core
 Weights = dict[str, np.ndarray]

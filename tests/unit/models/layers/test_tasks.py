@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch absent")
+pytest.importorskip("torch", reason="torch absent")
 
-from hotbed.errors import ConfigError  # noqa: E402
-from hotbed.models.layers import ExpertMixture, InformationTransfer, JointLogit  # noqa: E402
+import torch
 
-from .harness import Case, check_export, check_layer  # noqa: E402
+from hotbed.errors import ConfigError
+from hotbed.models.layers import ExpertMixture, InformationTransfer, JointLogit
+
+from .harness import Case, check_export, check_layer
 
 Weights = dict[str, np.ndarray]
 
