@@ -107,12 +107,11 @@ def _held(partial: Path) -> HeldFolder:
 def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:
     """Fit the schema of a preparation, and write its rows into `folder`."""
     engine.check_folder(folder)
-    plain = _described(job)
-    job = job.with_kept_as_columns()
-    work = _work(job, engine, folder, report)
-    view = _arranged(job, work)
-    fitted = fit(job.schema, work, view, folder)
-    _write(job, plain, work, fitted, folder)
+    with_columns = job.with_kept_as_columns()
+    work = _work(with_columns, engine, folder, report)
+    view = _arranged(with_columns, work)
+    fitted = fit(with_columns.schema, work, view, folder)
+    _write(job, work, fitted, folder)
 
 
 def run_again(
@@ -140,16 +139,15 @@ def run_again(
             without a digest of the source, only the numbers of rows are compared, at the end.
     """
     engine.check_folder(folder)
-    plain = _described(job)
-    job = job.with_kept_as_columns()
-    work = _work(job, engine, folder, report)
+    with_columns = job.with_kept_as_columns()
+    work = _work(with_columns, engine, folder, report)
     if "source" in before:
         work.inputs.require(before["source"])
     schema = _without_encodings(fitted)
-    view = _arranged(replace(job, schema=schema), work)
+    view = _arranged(replace(with_columns, schema=schema), work)
     _copy_maps(fitted, folder)
     again = fit(schema, work, view, work.folder / "again")
-    parts = _write(job, plain, work, Fitted(_in_folder(fitted, folder), again.view), folder)
+    parts = _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
     expected = {part: facts["rows"] for part, facts in before["parts"].items()}
     if parts != expected:
         raise DataError(
@@ -161,15 +159,14 @@ def run_again(
 def apply(job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report) -> None:
     """Write all rows of the source with a schema that was fitted before, as the part `valid`."""
     engine.check_folder(folder)
-    plain = _described(job)
-    job = job.with_kept_as_columns()
-    work = _work(job, engine, folder, report)
-    every_row = replace(job, schema=fitted, split=_Everything(), negatives=None)
+    with_columns = job.with_kept_as_columns()
+    work = _work(with_columns, engine, folder, report)
+    every_row = replace(with_columns, schema=fitted, split=_Everything(), negatives=None)
     if job.down_sample is not None:
         every_row = replace(every_row, down_sample=replace(job.down_sample, keep=1.0))
     view = _arranged(every_row, work, all_positive=job.negatives is not None)
     _copy_maps(fitted, folder)
-    _write(job, plain, work, Fitted(_in_folder(fitted, folder), view), folder)
+    _write(job, work, Fitted(_in_folder(fitted, folder), view), folder)
 
 
 @dataclass(frozen=True)
@@ -231,19 +228,17 @@ def _arranged(job: Preparation, work: Work, *, all_positive: bool = False) -> Vi
     return replace(view, down_sample=job.down_sample)
 
 
-def _write(
-    job: Preparation, plain: Mapping[str, Any], work: Work, fitted: Fitted, folder: Path
-) -> dict[str, int]:
+def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> dict[str, int]:
     """Write the rows of a view, the report, and last the workflow; return the rows of each part.
 
     Args:
-        job: whose histories and counts are columns.
-        plain: the preparation as it was given, in plain values.
+        job: as it was given.
         work: what its stages share.
         fitted: the schema, and the rows.
         folder: the output.
     """
-    raw = replace(fitted.schema, derived=_descriptions(job))
+    with_columns = job.with_kept_as_columns()
+    raw = replace(fitted.schema, derived=_descriptions(with_columns))
     layout = Layout.of(_with_weight(raw, job), _first_rows(work, fitted.view))
     profile = Profile(raw)
     files = []
@@ -254,6 +249,7 @@ def _write(
         skipped += part.skipped
         raw = raw.with_types(part.types, part.shapes)
     shutil.rmtree(work.folder, ignore_errors=True)
+    plain = _described(job)
     about = {}
     for name in plain:
         if name not in ("schema", "output", "memory"):
@@ -261,7 +257,7 @@ def _write(
     for name, count in work.counts.items():
         about[name.replace("_", " ")] = f"{count:,}"
     facts = {f"rows left out ({reason})": count for reason, count in skipped.items()}
-    findings = profile.sample.findings(_feature_columns(raw), _histories(job, raw))
+    findings = profile.sample.findings(_feature_columns(raw), _histories(with_columns, raw))
     for finding in findings:
         log.warning("prepare: %s", finding)
     write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about, findings=findings)
