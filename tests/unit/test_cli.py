@@ -31,7 +31,7 @@ from hotbed.cli import commands as cli
 from hotbed.cli import disk, doctor
 from hotbed.errors import ConfigError, NotWritten, SchemaError
 from hotbed.files import Lock
-from hotbed.job.draft import draft
+from hotbed.job.drafting.draft import draft
 from hotbed.job.job import Job
 from hotbed.memory_limit import MemoryLimit
 from hotbed.persist.container.manifest import HeldEntry

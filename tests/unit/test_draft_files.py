@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, SchemaError
-from hotbed.job.draft import draft
+from hotbed.job.drafting.draft import draft
 from hotbed.job.job import Job
 from hotbed.yaml_files import parse_value
 

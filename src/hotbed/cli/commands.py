@@ -746,13 +746,13 @@ def init(
 ) -> None:
     """Write a commented job for a data file by looking at its columns."""
     from hotbed.cli import show
-    from hotbed.job import run
+    from hotbed.job.drafting.init import init_from, init_job, init_preparation
     from hotbed.prepare import Preparation
 
     if data_file is None and other is None:
         raise ConfigError("init: missing argument, got neither a data file nor --from. Give one.")
     if data_file is None:
-        run.init_from(str(other), out)
+        init_from(str(other), out)
         show.print_written_job(out)
         return
     names = None
@@ -761,10 +761,10 @@ def init(
     if not prepare:
         if user is not None or item is not None:
             raise ConfigError("init: --user and --item are for a preparation. Add --prepare.")
-        run.init(data_file, out, label, names)
+        init_job(data_file, out, label, names)
         show.print_written_job(out)
         return
-    preparation = run.init_preparation(data_file, out, names, label=label, user=user, item=item)
+    preparation = init_preparation(data_file, out, names, label=label, user=user, item=item)
     Preparation.read(preparation)
     show.print_written_preparation(preparation, out)
 

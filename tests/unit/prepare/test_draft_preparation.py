@@ -18,8 +18,8 @@ pytest.importorskip("torch", reason="torch absent")
 import hotbed as hb
 from hotbed.cli import commands as cli
 from hotbed.errors import SchemaError
-from hotbed.job.draft import Sample, draft
-from hotbed.job.draft_preparation import draft_preparation
+from hotbed.job.drafting.draft import Sample, draft
+from hotbed.job.drafting.preparation import draft_preparation
 from hotbed.prepare import Preparation
 from hotbed.yaml_files import parse_value
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from hotbed.connectors.times import UNITS, to_microseconds, unreadable
 from hotbed.errors import HotbedError
-from hotbed.job.line import Line, left_out, quoted, share_of
+from hotbed.job.drafting.line import Line, left_out, quoted, share_of
 from hotbed.plugins import snake_case
 
 _TIME = re.compile(

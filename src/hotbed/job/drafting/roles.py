@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import polars as pl
 
-from hotbed.job.line import Line, left_out, quoted, share_of
-from hotbed.job.moments import is_time
+from hotbed.job.drafting.line import Line, left_out, quoted, share_of
+from hotbed.job.drafting.moments import is_time
 from hotbed.metrics.baselines import names_an_item
 from hotbed.plugins import snake_case
 

@@ -9,10 +9,17 @@ import polars as pl
 
 from hotbed import config
 from hotbed.errors import SchemaError
-from hotbed.job.draft import Sample, check_features, columns_text, flow, lines_of, rest_of_job
-from hotbed.job.line import Line, quoted
-from hotbed.job.moments import find_time
-from hotbed.job.roles import find_item, find_label, find_user, follow_item, positive_share
+from hotbed.job.drafting.draft import (
+    Sample,
+    check_features,
+    columns_text,
+    flow,
+    lines_of,
+    rest_of_job,
+)
+from hotbed.job.drafting.line import Line, quoted
+from hotbed.job.drafting.moments import find_time
+from hotbed.job.drafting.roles import find_item, find_label, find_user, follow_item, positive_share
 
 NEGATIVES = 4
 """Rows that are added for each event of implicit feedback."""

@@ -17,9 +17,9 @@ from hotbed.connectors.compression import CODECS, ending_of
 from hotbed.connectors.endings import FILE_KINDS, source_for
 from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.job.line import Line, quoted
-from hotbed.job.moments import find_time, other_time_line, time_line
-from hotbed.job.roles import (
+from hotbed.job.drafting.line import Line, quoted
+from hotbed.job.drafting.moments import find_time, other_time_line, time_line
+from hotbed.job.drafting.roles import (
     bucket_line,
     feature_line,
     find_label,
@@ -30,7 +30,7 @@ from hotbed.job.roles import (
     needs_buckets,
     positive_share,
 )
-from hotbed.job.sniff import first_row, sniffed
+from hotbed.job.drafting.sniff import first_row, sniffed
 
 SAMPLE_ROWS = 100_000
 _WEIGHTED_IDS = Line(
