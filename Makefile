@@ -15,8 +15,10 @@ WERROR ?= $(if $(CI),ON,OFF)
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
   $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html' \
   -o -name '*.proto' -o -name '*.binpb')
+# A worker that crashes ends the run: with another in its place, pytest-xdist waits for ever for the tests that it left.
+XDIST = --dist loadfile --max-worker-restart 0
 # Files in the order of tests/schedule.py: the longest first.
-SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(WORKERS) $(XDIST) --no-loadscope-reorder
 BASE ?= $(shell git rev-parse --quiet --verify --abbrev-ref origin/main || echo main)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -67,7 +69,7 @@ durations: setup     ## run the suite on an idle machine and record what each fi
 	$(SUITE) --record-durations
 
 soak: setup          ## the tests that take minutes
-	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 -n $(JOBS) $(XDIST) $(PYTEST_FLAGS)
 	$(SUITE) tests/property --hypothesis-profile soak
 	@scripts/native_tests.sh $(BIN) soak
 

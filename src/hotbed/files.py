@@ -41,6 +41,8 @@ _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", 
 _LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 _PIECE_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
+"""Up to which size a file is read, not mapped."""
 _LOG = logging.getLogger("hotbed")
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -337,14 +339,17 @@ def digest_of(
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a file, mapped into memory: they stay valid when the file is removed.
+    """Return the bytes of a file: a small one is read, a larger one mapped into memory.
+
+    They stay valid when the file is removed. A mapped file that another process cuts ends this one
+    by SIGBUS, so pointers and manifests, which others replace, are read.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
     with open(path, "rb", opener=_open_regular) as file:
-        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
-            return memoryview(b"")
+        if os.fstat(file.fileno()).st_size <= _READ_BYTES:
+            return memoryview(file.read())
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 

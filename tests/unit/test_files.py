@@ -215,13 +215,30 @@ def test_new_file_is_on_disk_before_it_appears(
     assert calls == ["replace"]
 
 
-@pytest.mark.parametrize("data", [b"", b"some bytes"])
+@pytest.mark.parametrize("data", [b"", b"some bytes", bytes((1 << 20) + 1)])
 def test_mapped_bytes_outlive_their_file(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(data)
     mapped = map_file(path)
     path.unlink()
     assert mapped == data
+
+
+def test_a_small_file_that_is_cut_keeps_the_bytes_that_were_read(tmp_path: Path) -> None:
+    path = tmp_path / "CURRENT"
+    path.write_bytes(b"whole")
+    code = """
+import sys
+from pathlib import Path
+from hotbed.files import map_file
+path = Path(sys.argv[1])
+data = map_file(path)
+path.write_bytes(b"")
+print(bytes(data))
+"""
+    command = [sys.executable, "-c", code, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "b'whole'\n")  # a mapped file ends it by SIGBUS
 
 
 def test_folder_lock_names_the_process_that_has_it(tmp_path: Path) -> None:
