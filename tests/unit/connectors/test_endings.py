@@ -15,7 +15,7 @@ from hotbed.connectors import Csv, Follow, Jsonl, Libsvm, Norm, Parquet, Raw
 from hotbed.connectors.endings import FILE_KINDS, check_source, source_for
 from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError
-from hotbed.job.draft import draft
+from hotbed.job.drafting.draft import draft
 
 pytestmark = pytest.mark.core
 

@@ -26,7 +26,7 @@ from hotbed.connectors import Source
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.row_groups import RowGroups
 from hotbed.errors import ConfigError, DataError, StoreAway
-from hotbed.job.draft import draft
+from hotbed.job.drafting.draft import draft
 from hotbed.objects import Identity, ObjectFile, matches
 from hotbed.prepare import Preparation, prepare
 
