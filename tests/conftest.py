@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,10 @@ pytest_plugins = ["schedule", "quick"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")
+
+# A shell ignores SIGINT for what it starts in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no test asserts a time; `make soak` draws many examples
 settings.register_profile("hotbed", deadline=None, max_examples=12)
