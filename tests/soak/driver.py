@@ -27,7 +27,7 @@ events with `events`. Other keys:
 * `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
   that were counted twice
 * `ranks`: so many processes learn together. `kill_rank` is killed, and the life is over when all of
-  them are
+  them are; with `kill_job` the others are then killed, too
 * `publish`: versions to this folder, or to a topic by these keywords; DIR/scores.jsonl has what the model scored at their steps
 * `switches`: a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords
   `loop`), or with `engine` the same of the engine
@@ -552,10 +552,11 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
+    from hotbed.embedding.histories import HistoryStore
     from hotbed.embedding.lookups import LocalLookup
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
-    from hotbed.parallel import Ranks, RankShard, TableExchange
+    from hotbed.parallel import Ranks, RankShard, ShardedLookup, TableExchange
     from hotbed.persist.container.format import CheckpointWriter
     from hotbed.persist.state import checkpoint
     from hotbed.training.step.grains import Grains
@@ -577,6 +578,9 @@ def points() -> dict[str, tuple[Any, str]]:
         "dense": (torch.optim.Adam, "step"),
         "update": (SparseOptimizer, "step"),
         "eviction": (Table, "evict"),
+        "histories": (HistoryStore, "fill"),
+        "owners": (ShardedLookup, "read_tables"),
+        "entries": (HistoryStore, "_add"),
         "capture": (checkpoint, "_capture"),
         "checkpoint": (CheckpointWriter, "write"),
         "table": (CheckpointWriter, "write_batches"),
@@ -634,6 +638,10 @@ def fork(config: dict[str, Any]) -> dict[str, Any]:
     if "kill_after" in config:
         time.sleep(config["kill_after"])
         os.kill(children[deadly][0], signal.SIGKILL)
+    if config.get("kill_job"):
+        os.waitid(os.P_PID, children[deadly][0], os.WEXITED | os.WNOWAIT)
+        for child, _ in children:
+            os.kill(child, signal.SIGKILL)
     answers, statuses = [], []
     for child, read in children:
         with open(read) as answer:

@@ -92,12 +92,12 @@ class Replay:
 def check(root: Path, steps: int, ranks: int = 1) -> Checked:
     """Check what all lives wrote: what rows saw at each step, and what each version served.
 
-    A step that several lives took must have had the same rows each time.
+    A step that several lives or ranks took must have had the same rows each time.
 
     Args:
         root: of the lives.
         steps: that were learned.
-        ranks: that learned together. The rows of a step are those of rank 0, then those of rank 1.
+        ranks: that learned together. Each of them has all rows of a step.
     """
     learned, served = _lines(root, ranks)
     requests = {row["n"]: row for row in pq.read_table(root / REQUESTS).to_pylist()}
@@ -111,14 +111,13 @@ def check(root: Path, steps: int, ranks: int = 1) -> Checked:
                 seen = line["before"][place], line["likes"][place]
                 replay.check(row["user"], row["item"], row["t"], *seen)
         checked.served += len(served[step][0]["served"]) if step in served else 0
-        parts = [takes[0] for takes in learned[step]]
-        for takes in learned[step]:
-            assert all(other == takes[0] for other in takes), f"step {step} was learned twice"
-        for part in parts:
-            for row in _rows(part):
-                replay.check(row["user"], row["item"], row["time"], row["before"], row["likes"])
-                replay.leave(row["user"], row["item"], row["time"], row["known"], row["y"])
-                checked.rows.append(row)
+        for rank, lines in enumerate(learned[step]):
+            assert lines, f"rank {rank} never learned step {step}"
+            assert all(line == learned[step][0][0] for line in lines), f"rank {rank}, step {step}"
+        for row in _rows(learned[step][0][0]):
+            replay.check(row["user"], row["item"], row["time"], row["before"], row["likes"])
+            replay.leave(row["user"], row["item"], row["time"], row["known"], row["y"])
+            checked.rows.append(row)
     checked.samples = len(checked.rows)
     times = np.array([row["time"] for row in checked.rows])
     assert (np.maximum.accumulate(times) - times).max() < WINDOWS[-1]
@@ -135,8 +134,8 @@ def _lines(root: Path, ranks: int) -> tuple[dict[int, list[list[Any]]], dict[int
             if "served" in line:
                 served.setdefault(line["step"], []).append(line)
             else:
-                takes = learned.setdefault(line["step"], [[] for _ in range(ranks)])
-                takes[rank].append(line)
+                of_step = learned.setdefault(line["step"], [[] for _ in range(ranks)])
+                of_step[rank].append(line)
     return learned, served
 
 

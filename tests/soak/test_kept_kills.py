@@ -25,9 +25,26 @@ ROWS = 52_000
 BATCH = 100
 EVERY = 10  # steps of a checkpoint
 KILLS = 20
+GRAINS = 4  # of a batch, where several ranks learn
 WITHIN, LATENESS = 1800, 600
 # Where a life is killed, and how often at most it has passed there: within 25 steps of 520.
 POINTS = {"mapping": 24, "update": 24, "eviction": 4, "capture": 2, "table": 14, "rename": 3}
+# Where a rank is killed; the first rank alone commits.
+RANK_POINTS = {
+    "histories": 24,
+    "owners": 48,
+    "entries": 48,
+    "asking": 24,
+    "fetching": 24,
+    "grain": 24,
+    "exchange": 80,
+    "update": 24,
+    "eviction": 15,
+    "capture": 4,
+    "table": 90,
+    "rename": 7,
+}
+FIRST_ALONE = {"rename"}
 TIERS = pytest.mark.parametrize("tier", [{}, {"ram_rows": 500}], ids=["ram", "ssd"])
 
 
@@ -53,30 +70,63 @@ def config_of(root: Path, tier: dict[str, Any]) -> dict[str, Any]:
 def killed_often(lives: Any, root: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return what the last life answers, after 20 lives that were killed."""
     choose = random.Random(SEED)
-    kills = 0
-    while kills < KILLS:
-        at = choose.choice(list(POINTS))
-        kill = {"at": at, "number": choose.randint(1, POINTS[at]), "after": choose.random() < 0.5}
-        life = lives(root, kill=kill, **config)
-        assert life["killed"] == 9, "the life ended before its kill"
-        kills += 1
+    ranks = config.get("ranks", 1)
+    points = POINTS if ranks == 1 else RANK_POINTS
+    for _ in range(KILLS):
+        at = choose.choice(list(points))
+        kill = {"at": at, "number": choose.randint(1, points[at]), "after": choose.random() < 0.5}
+        who = {}
+        if ranks > 1:
+            rank = 0 if at in FIRST_ALONE else choose.randrange(ranks)
+            who = {"kill_rank": rank, "kill_job": choose.random() < 0.5}
+        life = lives(root, kill=kill, **who, **config)
+        assert life["killed"] == 9, f"the life ended before its kill at {kill} of {who}"
     answer: dict[str, Any] = lives(root, **config)
     assert answer["resumed"] > 0
     return answer
+
+
+def write_disorder(root: Path) -> None:
+    requests = kept_world.numbered(driver.events(SEED, ROWS + 2 * EVERY * BATCH))
+    world = kept_world.disordered(requests.slice(0, ROWS), SEED).slice(0, ROWS)
+    kept_world.write_world(root, world, requests)
+
+
+def check_all(root: Path, answer: dict[str, Any], ranks: int = 1) -> kept_world.Checked:
+    """Check what all rows and all served requests saw."""
+    checked = kept_world.check(root, answer["steps"], ranks)
+    print(f"{checked.samples} samples, {checked.served} served")
+    assert checked.served >= ROWS - 2 * EVERY * BATCH
+    return checked
 
 
 @TIERS
 def test_rows_in_disorder_see_what_a_dict_says_after_kills(
     tier: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
-    requests = kept_world.numbered(driver.events(SEED, ROWS + 2 * EVERY * BATCH))
-    world = kept_world.disordered(requests.slice(0, ROWS), SEED).slice(0, ROWS)
-    kept_world.write_world(tmp_path, world, requests)
+    write_disorder(tmp_path)
     answer = killed_often(lives, tmp_path, config_of(tmp_path, tier))
-    checked = kept_world.check(tmp_path, answer["steps"])
-    print(f"disorder {tier}: {checked.samples} samples, {checked.served} served")
-    assert checked.samples == ROWS
-    assert checked.served >= ROWS - 2 * EVERY * BATCH
+    assert check_all(tmp_path, answer).samples == ROWS
+
+
+@pytest.fixture(scope="module")
+def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one process that nobody kills has in the end: the digest of its state."""
+    root = tmp_path_factory.mktemp("unbroken")
+    write_disorder(root)
+    return str(lives(root, **config_of(root, {}), grains=GRAINS)["digest"])
+
+
+@TIERS
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_in_disorder_see_what_a_dict_says_after_kills_of_ranks(
+    ranks: int, tier: dict[str, Any], unbroken: str, lives: Any, tmp_path: Path
+) -> None:
+    write_disorder(tmp_path)
+    config = {**config_of(tmp_path, tier), "ranks": ranks, "grains": GRAINS}
+    answer = killed_often(lives, tmp_path, config)
+    assert answer["digest"] == unbroken
+    assert check_all(tmp_path, answer, ranks).samples == ROWS
 
 
 def test_joined_rows_see_what_a_dict_says_after_kills(
@@ -95,10 +145,8 @@ def test_joined_rows_see_what_a_dict_says_after_kills(
         "rows": ROWS,
     }
     answer = killed_often(lives, tmp_path, config)
-    checked = kept_world.check(tmp_path, answer["steps"])
-    print(f"join: {checked.samples} samples, {checked.served} served")
+    checked = check_all(tmp_path, answer)
     assert checked.samples >= ROWS
-    assert checked.served >= ROWS - 2 * EVERY * BATCH
     clicks = clicks_of(broker)
     for row in checked.rows or []:
         own = clicks.get(int(row["n"]), set())
