@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -102,6 +103,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is imported out of garbage collections."""
+    # Pytest attaches its handlers six times a test to each logger that does not propagate.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.freeze()
     gc.enable()
 
@@ -225,8 +230,13 @@ def _seeds() -> None:
     """Torch's global generator starts every test alike; hotbed's own draws are functions of their
     seeds.
     """
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if torch.cuda.is_initialized():
+        torch.manual_seed(0)
+    else:  # `torch.manual_seed` formats its stack for each kind of device that is not in use
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
