@@ -226,7 +226,8 @@ class Command:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the process at once."""
