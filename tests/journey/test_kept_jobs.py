@@ -21,9 +21,11 @@ from hotbed.cli.commands import app
 from hotbed.errors import ConfigError, HotbedError, RowShapeError
 from hotbed.job import run
 from hotbed.job import workload as of_job
+from hotbed.job.drafting.draft import draft
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
 from hotbed.persist.upkeep.inspect import describe_checkpoint
+from hotbed.yaml_files import parse_value
 
 ROWS = 640
 PLAIN = hb.Schema([hb.Label("liked", column="rating", threshold=4), hb.Id("user", column="userId")])
@@ -92,6 +94,53 @@ def test_commands_know_what_a_trained_job_keeps(job: Job) -> None:
         shown = command("rows", place, "--history", f"user={user}")
         assert f"before of user={user}: " in shown
         assert f"│ {movies[-1]} │" in shown
+
+
+def with_kept(text: str) -> str:
+    """Return a draft after its advice was followed: with the columns that the model may keep."""
+    removed = tuple(f"{name}:" for name in ("model", "fit") if f"#kept {name}:" in text)
+    lines = [line for line in text.splitlines() if not line.startswith(removed)]
+    return "\n".join(line.replace("#kept ", "") for line in lines)
+
+
+def test_a_draft_proposes_kept_columns_that_run(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ratings = read_ratings(request.config.rootpath, ROWS)
+    ratings.write_csv("ratings.csv")
+    command("init", "ratings.csv", "--label", "rating")
+    text = Path("job.yaml").read_text()
+    assert not Job.read("job.yaml").schema.kept
+    Path("job.yaml").write_text(with_kept(text))
+    assert "rows fit the schema" in command("check", "job.yaml")
+    drafted = Job.read("job.yaml")
+    history, count = drafted.schema.kept
+    assert (history.of, history.by, history.where) == (("movieId",), "userId", {"rating": 1})
+    assert (count.by, count.where) == ("movieId", {"rating": 1})
+    model = run.train(drafted).model
+    assert len(model.tables["earlier_movieId.newest"]) > 5
+    assert len(model.tables["movieId_counts.newest"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds"),
+    [
+        (["userId", "movieId", "timestamp"], ["history", "count"]),
+        (["movieId", "timestamp"], ["count"]),
+        (["userId", "movieId"], []),
+        (["userId", "timestamp"], []),
+    ],
+)
+def test_a_draft_proposes_what_can_be_kept_of_its_columns(
+    request: pytest.FixtureRequest, tmp_path: Path, columns: list[str], kinds: list[str]
+) -> None:
+    path = tmp_path / "ratings.parquet"
+    read_ratings(request.config.rootpath, ROWS).select("rating", *columns).write_parquet(path)
+    text = draft(str(path), "rating")
+    assert re.findall(r"#kept - {kind: (\w+)", text) == kinds
+    assert ("#kept model:" in text) == ("history" in kinds)
+    Job.from_json(parse_value(with_kept(text)))
 
 
 def test_a_plan_has_the_rows_that_training_keeps(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

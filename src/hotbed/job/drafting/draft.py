@@ -19,6 +19,7 @@ from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.drafting.line import Line, quoted
 from hotbed.job.drafting.moments import find_time, other_time_line, time_line
+from hotbed.job.drafting.proposal import Proposal, propose
 from hotbed.job.drafting.roles import (
     bucket_line,
     feature_line,
@@ -110,7 +111,8 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     ordered: Source = sample.source
     if time is not None and not frame[time].is_sorted():
         ordered = sample.source.sort(time)
-    return _page(path, ordered, lines, frame[name])
+    proposal = propose(frame, lines, name, time)
+    return _page(path, ordered, lines, frame[name], proposal)
 
 
 def check_features(path: str, frame: pl.DataFrame, lines: Sequence[Line]) -> None:
@@ -268,18 +270,23 @@ def _first_rows(source: Source) -> pl.DataFrame:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def _page(path: str, source: Source, lines: Sequence[Line], labels: pl.Series) -> str:
+def _page(
+    path: str, source: Source, lines: Sequence[Line], labels: pl.Series, proposal: Proposal | None
+) -> str:
     order = "in the order of the file; shuffle it first if that order means something"
     if any(line.role == "time" for line in lines):
         order = "in the order of time"
+    columns = columns_text(lines)
+    if proposal is not None:
+        columns = f"{columns}\n{proposal.columns_text()}"
     head = _TEMPLATE.format(
         path=path,
         rows=f"{len(labels):,}",
-        columns=columns_text(lines),
+        columns=columns,
         events=flow(config.describe(source)),
         order=order,
     )
-    return head + rest_of_job(lines, len(labels), positive_share(labels))
+    return head + rest_of_job(lines, len(labels), positive_share(labels), proposal=proposal)
 
 
 def columns_text(lines: Sequence[Line]) -> str:
@@ -300,6 +307,7 @@ def rest_of_job(
     base_rate: float,
     shuffle: int = 0,
     ranked_by: str | None = None,
+    proposal: Proposal | None = None,
 ) -> str:
     """Return what follows the sources of a job: model, tables, and how to train.
 
@@ -310,11 +318,18 @@ def rest_of_job(
         shuffle: as in the job.
         ranked_by: column of the users whose items are ranked, where labels 0 are drawn; None =
             labels are as they happened, and so are probabilities.
+        proposal: of columns that the model may keep itself; None = there is none.
     """
     evict = ""
     if any(line.role == "time" for line in lines):
         evict = "  # evict: {kind: ttl, days: 90}             # rows not seen for so long go\n"
-    fit = f"epochs: 10, batch_size: {_batch_size(num_rows)}"
+    batch_size = _batch_size(num_rows)
+    fit = f"epochs: 10, batch_size: {batch_size}"
+    model_proposal = ""
+    fit_proposal = ""
+    if proposal is not None:
+        model_proposal = proposal.model_text()
+        fit_proposal = f"#kept fit: {{batch_size: {batch_size}}}\n"
     if shuffle:
         fit = f"{fit}, shuffle: {shuffle}"
     metrics = "auc, log_loss"
@@ -326,7 +341,10 @@ def rest_of_job(
     if 0 < base_rate < 1:
         rate = f"base_rate: {base_rate:.2g}{_BASE_RATE}"
     return (
-        _REST.format(base_rate=rate, evict=evict, fit=fit, metrics=metrics)
+        _REST.format(
+            model_proposal=model_proposal, base_rate=rate, evict=evict, fit=fit, metrics=metrics
+        )
+        + fit_proposal
         + stop
         + "output: runs/job\n"
     )
@@ -369,7 +387,7 @@ valid: {{kind: slice, start: 0.8, source: *events}}
 """
 
 _REST = """
-model: {{kind: dcnv2, num_cross_layers: 2, hidden: [128, 64], dropout: 0.1}}
+model: {{kind: dcnv2, num_cross_layers: 2, hidden: [128, 64], dropout: 0.1}}{model_proposal}
 {base_rate}
 tables:
   dim: 16

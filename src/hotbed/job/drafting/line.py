@@ -31,6 +31,11 @@ def left_out(name: str, why: str) -> Line:
     return Line("left out", quoted(name), f"left out: {why}")
 
 
+def plain_id(name: str) -> str:
+    """Return the text of an id column without options."""
+    return f"{{kind: id, name: {quoted(name)}}}"
+
+
 def share_of(true: pl.Series) -> float:
     """Return the share of values that are true."""
     return float(true.sum()) / max(len(true), 1)

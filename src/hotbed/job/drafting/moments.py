@@ -58,6 +58,15 @@ def time_line(values: pl.Series) -> Line:
     return Line("time", text, f"{moments[0]} to {moments[-1]}, UTC")
 
 
+def span_seconds(values: pl.Series) -> float:
+    """Return the seconds from the first to the last moment of a column; 0 if none can be read."""
+    micros = _microseconds(values)
+    if micros is None or not micros.drop_nulls().len():
+        return 0.0
+    moments = micros.drop_nulls().to_numpy()
+    return float(np.ptp(moments)) / UNITS["s"]
+
+
 def other_time_line(values: pl.Series, time: pl.Series | None) -> Line | None:
     """Return the line of a column of moments that is not the time of events; None: it has none.
 

@@ -17,7 +17,7 @@ from hotbed.job.drafting.draft import (
     lines_of,
     rest_of_job,
 )
-from hotbed.job.drafting.line import Line, quoted
+from hotbed.job.drafting.line import Line, plain_id, quoted
 from hotbed.job.drafting.moments import find_time
 from hotbed.job.drafting.roles import find_item, find_label, find_user, follow_item, positive_share
 
@@ -143,10 +143,9 @@ def _lines(frame: pl.DataFrame, roles: Roles) -> list[Line]:
     if roles.label is None:
         text = f"{{kind: label, name: {_EVENT_LABEL}}}"
         lines.append(Line("label", text, "1 in the rows of the file, 0 in those that are added"))
-    keys = [quoted(name) for name in (roles.user, roles.item) if name is not None]
+    keys = [plain_id(name) for name in (roles.user, roles.item) if name is not None]
     for line in lines_of(frame, roles.label, roles.time, roles.guess):
-        is_key = any(line.text == f"{{kind: id, name: {key}}}" for key in keys)
-        if line.role == "left out" and is_key:
+        if line.role == "left out" and line.text in keys:
             line = replace(line, role="id", why="nearly every row has its own")
         lines.append(line)
     return lines

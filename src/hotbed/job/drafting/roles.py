@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import polars as pl
 
-from hotbed.job.drafting.line import Line, left_out, quoted, share_of
+from hotbed.job.drafting.line import Line, left_out, plain_id, quoted, share_of
 from hotbed.job.drafting.moments import is_time
 from hotbed.metrics.baselines import names_an_item
 from hotbed.plugins import snake_case
@@ -289,7 +289,7 @@ def has_decimal_commas(values: pl.Series) -> bool:
 def feature_line(values: pl.Series) -> Line:
     """Return the line of a column to predict from; a useless column is left out."""
     name = quoted(values.name)
-    plain = f"{{kind: id, name: {name}}}"
+    plain = plain_id(values.name)
     entries = values.drop_nulls()
     missing = _missing(values)
     if values.dtype.is_nested():
@@ -335,7 +335,7 @@ def _useless(values: pl.Series, distinct: int) -> str:
 
 def _text_line(name: str, entries: pl.Series, missing: str) -> Line:
     """Return the line of a column of texts, without those that are missing."""
-    plain = f"{{kind: id, name: {name}}}"
+    plain = plain_id(entries.name)
     for delimiter, pattern in _LISTS:
         if share_of(entries.str.contains(pattern)) > 0.1:
             split = f'{{kind: split, delimiter: "{delimiter}"}}'
