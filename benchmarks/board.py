@@ -23,7 +23,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ Floats = NDArray[np.float64]
 Network = Callable[..., nn.Module]
 
 HIDDEN = (128, 64)
+KEPT_COUNTS = ("counts", "user_counts")
 PARTS = 50
 """Times that the calibration is fitted anew."""
 
@@ -53,15 +54,24 @@ class Entry:
 
     Attributes:
         network: makes the network from schema and tables.
-        pooling: of the history; None: it is not read. With "none" the network gets `histories`.
+        pooling: of the history of the rows; None: it is not read. With "none" the network gets
+            `histories`.
         admit: of the tables.
-        has_count: whether it reads the counts of the item.
+        kept: the columns that the model keeps itself, of `Log.kept`.
     """
 
     network: Network
     pooling: str | None = None
     admit: Any = None
-    has_count: bool = False
+    kept: Sequence[str] = ()
+
+    def histories(self, log: Log) -> dict[str, str]:
+        """Return the target of each history that the network weighs."""
+        names = [kept.name for kept in log.kept if isinstance(kept, hb.History)]
+        targets = {name: log.item for name in names if name in self.kept}
+        if self.pooling == "none" and log.history is not None:
+            targets[log.history.name] = log.item
+        return targets
 
 
 def own(kind: str, **settings: Any) -> Network:
@@ -108,17 +118,28 @@ PEERS = {
     "FuxiCTR QNN": Entry(peer("QNN", num_layers=2)),
 }
 ADMISSIONS = {"DCNv2, ids seen twice": Entry(MODELS["DCNv2"].network, admit=hb.MinCount(2))}
-COUNTS = {"DNN, counts of the item": Entry(own("DNN", hidden=HIDDEN), has_count=True)}
+DECAY = own("DIN", attention="decay", hidden=HIDDEN, activation="relu")
+DOT = own("DIN", attention="dot", hidden=HIDDEN, activation="relu")
 HISTORIES = {
     "DNN, mean of history": Entry(own("DNN", hidden=HIDDEN), "mean"),
-    "DIN decay": Entry(own("DIN", attention="decay", hidden=HIDDEN, activation="relu"), "none"),
-    "DIN dot": Entry(own("DIN", attention="dot", hidden=HIDDEN, activation="relu"), "none"),
+    "DIN decay": Entry(DECAY, "none"),
+    "DIN dot": Entry(DOT, "none"),
     "DIN": Entry(own("DIN", hidden=HIDDEN, activation="relu"), "none"),
     "FuxiCTR DIN": Entry(peer("DIN", hidden=HIDDEN), "none"),
     "BST": Entry(own("BST", hidden=HIDDEN), "none"),
     "DIEN": Entry(own("DIEN", hidden=HIDDEN, activation="relu"), "none"),
 }
-ENTRIES = {**MODELS, **PEERS, **ADMISSIONS, **COUNTS, **HISTORIES}
+KEPT = {
+    "DNN, counts of the item": Entry(own("DNN", hidden=HIDDEN), kept=["counts"]),
+    "DNN, counts of item and user": Entry(own("DNN", hidden=HIDDEN), kept=KEPT_COUNTS),
+    "DIN decay, kept history": Entry(DECAY, kept=["before"]),
+    "DIN dot, kept history": Entry(DOT, kept=["before"]),
+    "DIN decay, long kept history": Entry(DECAY, kept=["long_before"]),
+    "DIN dot, long kept history": Entry(DOT, kept=["long_before"]),
+    "DIN decay, kept history and counts": Entry(DECAY, kept=["before", *KEPT_COUNTS]),
+    "DIN dot, kept history and counts": Entry(DOT, kept=["before", *KEPT_COUNTS]),
+}
+ENTRIES = {**MODELS, **PEERS, **ADMISSIONS, **HISTORIES, **KEPT}
 BASELINES = ("constant", "popularity")
 
 
@@ -131,7 +152,7 @@ def encoded(log: Log, rows: Any, entry: Entry) -> tuple[hb.Schema, list[hb.Batch
     """Return schema and batches; numbers are normalized by the first rows, which begin a batch."""
     first = hb.sources.Memory(rows[: log.num_first])
     rest = hb.sources.Memory(rows[log.num_first :])
-    schema = log.schema(entry.pooling, has_count=entry.has_count).fit(first)
+    schema = log.schema(entry.pooling, entry.kept).fit(first)
     size = batch_size(len(rows))
     return schema, [*hb.Dataset(first, schema, size), *hb.Dataset(rest, schema, size)]
 
@@ -145,9 +166,8 @@ def scores_of(
     """
     torch.manual_seed(seed)
     tables = hb.make_tables(schema, dim=16, rule=hb.Adagrad(lr=0.05), admit=entry.admit, seed=seed)
-    settings = {}
-    if entry.pooling == "none" and log.history is not None:
-        settings["histories"] = {log.history.name: log.item}
+    histories = entry.histories(log)
+    settings = {"histories": histories} if histories else {}
     network = entry.network(schema, tables, **settings)
     hb.models.set_base_rate(network, rate)
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3))
@@ -221,12 +241,21 @@ def scaling(logits: Floats, labels: Floats, start: Floats) -> Floats:
 
 
 def figures(scores: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUC and log loss, and the log loss after calibration."""
-    auc, log_loss, after = AUC(), LogLoss(), LogLoss()
-    auc.update(scores, labels)
-    log_loss.update(scores, labels)
-    after.update(calibrated(scores, labels), labels)
-    return {"auc": auc.eval(), "log_loss": log_loss.eval(), "calibrated": after.eval()}
+    """Return AUC and log loss of all rows and of the later half, and log loss after calibration."""
+    later = slice(len(labels) // 2, None)
+    return {
+        "auc": measured_by(AUC(), scores, labels),
+        "log_loss": measured_by(LogLoss(), scores, labels),
+        "calibrated": measured_by(LogLoss(), calibrated(scores, labels), labels),
+        "late_auc": measured_by(AUC(), scores[later], labels[later]),
+        "late_log_loss": measured_by(LogLoss(), scores[later], labels[later]),
+    }
+
+
+def measured_by(metric: AUC | LogLoss, scores: Floats, labels: Floats) -> float:
+    """Return the value of a new metric over these rows."""
+    metric.update(scores, labels)
+    return metric.eval()
 
 
 def work(
@@ -246,7 +275,7 @@ def is_for(entry: Entry | None, log: Log) -> bool:
     if entry is None:
         return True
     has_history = entry.pooling is None or log.history is not None
-    return has_history and (bool(log.counted) or not entry.has_count)
+    return has_history and {*entry.kept} <= {column.name for column in log.kept}
 
 
 def measured(log: Log, rows: Any, model: str, seed: int, cache: dict[Any, Any]) -> dict[str, Any]:
@@ -257,7 +286,7 @@ def measured(log: Log, rows: Any, model: str, seed: int, cache: dict[Any, Any]) 
         scores = baseline_scores(model, log, rows, labels)
         return figures(scores[log.num_first :], labels[log.num_first :])
     entry = ENTRIES[model]
-    columns = (entry.pooling, entry.has_count)
+    columns = (entry.pooling, *entry.kept)
     if columns not in cache:
         cache[columns] = encoded(log, rows, entry)
     schema, batches = cache[columns]

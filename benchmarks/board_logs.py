@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,15 @@ import polars as pl
 import hotbed as hb
 
 Column = hb.Label | hb.Id | hb.Dense
+Kept = hb.History | hb.Count
 
 NEWEST = 20
 """Entries of a history that are read."""
+
+LONG = 200
+"""Entries of a long one."""
+
+DAY = 86400
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,9 @@ class Log:
         columns: the label, then the features without the history.
         item: the Id column of what is chosen; popularity is its rate.
         history: the Id column of earlier choices, which shares the table of `item`; None: without.
-        counted: seconds of the windows in which rows and positives of `item` are counted, and last
-            of a tile; empty: not counted. The rows then have the column `moment`, in seconds.
         num_first: rows that are learned before the first one is counted.
+        kept: the columns that a model may keep itself. The rows then have the column `moment`, in
+            seconds.
     """
 
     read: Callable[[Path], pl.DataFrame]
@@ -37,19 +43,17 @@ class Log:
     item: str
     history: hb.Id | None = None
     num_first: int = 1000
-    counted: Sequence[int] = ()
+    kept: Sequence[Kept] = ()
 
-    def schema(self, pooling: str | None = None, *, has_count: bool = False) -> hb.Schema:
-        """Return the columns; with `pooling`, the history too, pooled in that way.
+    def schema(self, pooling: str | None = None, kept: Collection[str] = ()) -> hb.Schema:
+        """Return the columns; with `pooling`, the history of the rows too, pooled in that way.
 
-        `has_count`: with the counts of the item, too.
+        `kept`: the names of those that the model keeps.
         """
-        columns: list[Column | hb.Time | hb.Count] = list(self.columns)
-        if has_count:
-            *windows, tile = self.counted
-            where = {self.columns[0].name: 1}
+        columns: list[Column | hb.Time | Kept] = list(self.columns)
+        if kept:
             columns.append(hb.Time("moment"))
-            columns.append(hb.Count("counts", self.item, where, windows, every=tile))
+            columns += [column for column in self.kept if column.name in kept]
         if pooling is not None and self.history is not None:
             history = self.history
             columns.append(
@@ -62,6 +66,27 @@ class Log:
                 )
             )
         return hb.Schema(columns)
+
+
+def kept_by(
+    user: str, item: str, where: dict[str, int], counted: dict[str, int], windows: Sequence[int]
+) -> list[Kept]:
+    """Return what a model may keep: histories of the user, and counts of item and user.
+
+    Args:
+        user: the column of who chooses.
+        item: the column of what is chosen.
+        where: the labels of a row that enters the histories.
+        counted: the labels of a row that counts as a match.
+        windows: of the counts in seconds, the last one is a tile.
+    """
+    *lengths, tile = windows
+    return [
+        hb.History("before", of=[item], by=user, where=where, length=NEWEST),
+        hb.History("long_before", of=[item], by=user, where=where, length=LONG),
+        hb.Count("counts", item, counted, lengths, every=tile),
+        hb.Count("user_counts", user, counted, lengths, every=tile),
+    ]
 
 
 def ids(names: str) -> list[hb.Id]:
@@ -95,7 +120,7 @@ def movielens(data: Path) -> pl.DataFrame:
     movies = table_of(folder / "movies.dat", ";", ["item_id", "title", "genres"])
     rows = ratings.join(users, "user_id", "left", maintain_order="left")
     rows = rows.join(movies, "item_id", "left", maintain_order="left")
-    rows = rows.with_columns(liked=(pl.col("rating") >= 4).cast(pl.Int8))
+    rows = rows.with_columns(liked=(pl.col("rating") >= 4).cast(pl.Int8), moment="timestamp")
     return with_earlier(rows, "user_id", "item_id", "timestamp", "liked")
 
 
@@ -111,7 +136,7 @@ def small_movielens(data: Path) -> pl.DataFrame:
     ratings = pl.read_csv(data / "ml_latest_small/ratings.csv")
     rows = ratings.rename({"userId": "user_id", "movieId": "item_id"})
     rows = rows.sort("timestamp", maintain_order=True)
-    rows = rows.with_columns(liked=(pl.col("rating") >= 4).cast(pl.Int8))
+    rows = rows.with_columns(liked=(pl.col("rating") >= 4).cast(pl.Int8), moment="timestamp")
     return with_earlier(rows, "user_id", "item_id", "timestamp", "liked")
 
 
@@ -202,14 +227,14 @@ LOGS = {
         ],
         "product_id",
         EARLIER,
-        counted=(1800, 10800, 60),
+        kept=kept_by("user_id", "product_id", {}, {"chosen": 1}, (1800, 10800, 60)),
     ),
     "MIND": Log(
         mind,
         [hb.Label("clicked"), *ids("user news hour")],
         "news",
         hb.Id("history", transforms=[hb.transforms.Split(" ")]),
-        counted=(86400, 7 * 86400, 3600),
+        kept=kept_by("user", "news", {"clicked": 1}, {"clicked": 1}, (DAY, 7 * DAY, 3600)),
     ),
     "ML-1M": Log(
         movielens,
@@ -220,9 +245,15 @@ LOGS = {
         ],
         "item_id",
         EARLIER,
+        kept=kept_by("user_id", "item_id", {"liked": 1}, {"liked": 1}, (DAY, 7 * DAY, 3600)),
     ),
     "ml-latest-small": Log(
-        small_movielens, [hb.Label("liked"), *ids("user_id item_id")], "item_id", EARLIER, 50
+        small_movielens,
+        [hb.Label("liked"), *ids("user_id item_id")],
+        "item_id",
+        EARLIER,
+        num_first=50,
+        kept=kept_by("user_id", "item_id", {"liked": 1}, {"liked": 1}, (DAY, 7 * DAY, 3600)),
     ),
 }
 """The logs of the page, from the quickest to the slowest, and a shipped one for the test."""

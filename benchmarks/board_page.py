@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from board import ADMISSIONS, BASELINES, COUNTS, HISTORIES, MODELS, lines_of
+from board import ADMISSIONS, BASELINES, HISTORIES, KEPT, MODELS, lines_of
 from board_logs import LOGS
 
 from hotbed.pictures.charts import ticks
@@ -23,7 +23,7 @@ from hotbed.pictures.charts import ticks
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles of Student's t for means of 2, 3, … 10 seeds."""
 
-BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in [*COUNTS, *HISTORIES]}
+BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in [*HISTORIES, *KEPT]}
 """What the entries that add something are compared with."""
 
 LABEL = 100  # width of the names
@@ -184,7 +184,14 @@ def main() -> None:
     auc, log_loss = values_of(lines, "auc"), values_of(lines, "log_loss")
     print(table("AUC", cells_of(auc), board, logs))
     print(table("log loss", cells_of(log_loss), board, logs))
-    for title, values in (("AUC", auc), ("log loss", log_loss)):
+    late_auc, late_log_loss = values_of(lines, "late_auc"), values_of(lines, "late_log_loss")
+    shown = {
+        "AUC": auc,
+        "log loss": log_loss,
+        "AUC of the later half": late_auc,
+        "log loss of the later half": late_log_loss,
+    }
+    for title, values in shown.items():
         differences = changes(values, values, BASES)
         print(table(f"change of {title}", cells_of(differences), BASES, logs, "+"))
     itself = {model: model for model in [*MODELS, *BASELINES]}
