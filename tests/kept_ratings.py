@@ -24,21 +24,25 @@ def read_ratings(root: Path, num_rows: int) -> pl.DataFrame:
     return pl.read_csv(path).sort("timestamp").head(num_rows)
 
 
+SCHEMA = hb.Schema(
+    [
+        hb.Label("liked", column="rating", threshold=4),
+        hb.Time("at", column="timestamp"),
+        hb.Id("user", column="userId"),
+        hb.Id("movie", column="movieId"),
+        hb.History("before", of=["movie"], by="user", where={"liked": 1}, length=LENGTH),
+        hb.Count("likes", by="movie", where={"liked": 1}, windows=WINDOWS, every=EVERY),
+    ]
+)
+
+
+def make_network(tables: dict[str, hb.Table]) -> hb.models.DIN:
+    histories = {"before": "movie"}
+    return hb.models.DIN(SCHEMA, tables, histories=histories, hidden=(8,), attention_hidden=(4,))
+
+
 def make_model(grains: int = 1, tier: hb.Ram | hb.Ssd | None = None) -> hb.RecModel:
-    schema = hb.Schema(
-        [
-            hb.Label("liked", column="rating", threshold=4),
-            hb.Time("at", column="timestamp"),
-            hb.Id("user", column="userId"),
-            hb.Id("movie", column="movieId"),
-            hb.History("before", of=["movie"], by="user", where={"liked": 1}, length=LENGTH),
-            hb.Count("likes", by="movie", where={"liked": 1}, windows=WINDOWS, every=EVERY),
-        ]
-    )
-    tables = hb.make_tables(schema, dim=4, tier=tier)
-    network = hb.models.DIN(
-        schema, tables, histories={"before": "movie"}, hidden=(8,), attention_hidden=(4,)
-    )
+    network = make_network(hb.make_tables(SCHEMA, dim=4, tier=tier))
     return hb.RecModel(network, "bce", "adam", grains=grains)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,21 @@ pytest.importorskip("torch", reason="torch absent")
 import polars as pl
 import torch
 from forked import ranks_of
-from kept_ratings import Replay, check_seen, dataset_of, make_model, read_ratings
+from kept_ratings import (
+    SCHEMA,
+    Replay,
+    check_seen,
+    dataset_of,
+    make_model,
+    make_network,
+    read_ratings,
+)
 from on_disk import on_disk
 
 import hotbed as hb
 from hotbed.embedding.hashing import partition
+from hotbed.embedding.modules import histories_of
+from hotbed.errors import ConfigError
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest, part_digests
 from hotbed.persist.upkeep.kept import kept_entries
@@ -126,3 +137,56 @@ def test_ranks_keep_what_one_process_keeps(
         (history,) = kept_entries(tmp_path / folder / "run", "user", str(user))
         shown.append(history.values.tolist())
     assert shown[0] == shown[1] != []
+
+
+def learn_by_loop(folder: str, num_batches: int, last: int) -> str:
+    """Learn in a plain loop, from the state in the folder up to the batch `last`.
+
+    Each rank reads its part of a batch. Returns what the loop says to parts that are filled alone.
+    """
+    torch.manual_seed(3)
+    tables = hb.make_tables(SCHEMA, dim=4)
+    network = make_network(tables)
+    dense = torch.optim.Adam(hb.dense_parameters(network), lr=1e-3)
+    sparse = hb.SparseOptimizer(network)
+    loop = hb.shard(network, dense, sparse, grains=4)
+    state = hb.checkpoints.State(
+        network, tables, {"dense": dense, "sparse": sparse}, shard=loop.shard
+    )
+    first = 0
+    if Path(folder).exists():
+        reader = hb.checkpoints.open_checkpoint(folder)
+        hb.checkpoints.restore(reader, state)
+        first = reader.manifest.counters["steps"]
+    ratings = crowded_ratings(num_batches * BATCH)
+    every_batch = list(hb.Dataset(hb.sources.Memory(ratings), SCHEMA, BATCH))
+    size = BATCH // loop.shard.size
+    own_rows = slice(loop.shard.rank * size, (loop.shard.rank + 1) * size)
+    judge = Judge(ratings, first * BATCH)
+    histories = histories_of(network)
+    assert histories is not None
+    loss_fn = torch.nn.BCEWithLogitsLoss()
+    for batch in loop.joined(batch[own_rows] for batch in every_batch[first:last]):
+        batch = histories.fill(batch, leaves=True)
+        judge.check(batch, leaves=True)
+        loop.backward(batch, lambda part: loss_fn(network(part), part.labels["liked"]))
+        for optimizer in (dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert judge.num_seen == last * BATCH
+    hb.checkpoints.save(folder, replace(state, counters={"steps": last}))
+    try:
+        histories.fill(every_batch[-1][own_rows], leaves=True)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_loops_of_ranks_keep_what_a_loop_of_one_process_keeps(tmp_path: Path) -> None:
+    ranks_of(learn_by_loop, 1, str(tmp_path / "one"), 12, 12)
+    ranks_of(learn_by_loop, 2, str(tmp_path / "several"), 12, 5)
+    errors = ranks_of(learn_by_loop, 2, str(tmp_path / "several"), 12, 12)
+    digests = [content_digest(open_checkpoint(tmp_path / name)) for name in ("several", "one")]
+    assert digests[0] == digests[1]
+    for error in errors:
+        assert "rows of a batch with histories" in error
