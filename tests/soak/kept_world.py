@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -40,17 +41,30 @@ def disordered(events: pa.Table, seed: int) -> pa.Table:
     return events.set_column(place, "t", pa.array(times)).take(pa.array(order))
 
 
-def write_world(root: Path, events: pa.Table, requests: pa.Table) -> None:
-    """Write events as files of 1,000 rows, and requests."""
-    (root / "events").mkdir(parents=True)
+def write_world(
+    root: Path, events: pa.Table, requests: pa.Table, pause_seconds: float = 0.0
+) -> None:
+    """Write requests, and events as files of 1,000 rows.
+
+    Each file appears whole, `pause_seconds` after the one before.
+    """
+    write_requests(root, requests)
+    (root / "events").mkdir(parents=True, exist_ok=True)
     for number, first in enumerate(range(0, events.num_rows, 1000)):
         path = root / "events" / f"events-{number:03d}.parquet"
-        pq.write_table(events.slice(first, 1000), path, row_group_size=200)
-    write_requests(root, requests)
+        pq.write_table(events.slice(first, 1000), path.with_suffix(".tmp"), row_group_size=200)
+        path.with_suffix(".tmp").rename(path)
+        sleep(pause_seconds)
+
+
+def hastened(events: pa.Table) -> pa.Table:
+    """Return events a second apart: where partitions are read one after another, rows come late."""
+    times = pa.array(events["t"].to_numpy() // 60)
+    return events.set_column(events.schema.get_field_index("t"), "t", times)
 
 
 def write_requests(root: Path, requests: pa.Table) -> None:
-    root.mkdir(exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     requests = requests.drop_columns(["y"]).sort_by("t")
     pq.write_table(requests, root / REQUESTS)
 

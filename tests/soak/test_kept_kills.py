@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ FIRST_ALONE = {"rename"}
 TIERS = pytest.mark.parametrize("tier", [{}, {"ram_rows": 500}], ids=["ram", "ssd"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def broker() -> Iterator[Any]:
     from hotbed.testing import Broker
 
@@ -67,12 +69,14 @@ def config_of(root: Path, tier: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def killed_often(lives: Any, root: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what the last life answers, after 20 lives that were killed."""
+def killed_often(
+    lives: Any, root: Path, config: dict[str, Any], kills: int = KILLS
+) -> dict[str, Any]:
+    """Return what the last life answers, after lives that were killed."""
     choose = random.Random(SEED)
     ranks = config.get("ranks", 1)
     points = POINTS if ranks == 1 else RANK_POINTS
-    for _ in range(KILLS):
+    for _ in range(kills):
         at = choose.choice(list(points))
         kill = {"at": at, "number": choose.randint(1, points[at]), "after": choose.random() < 0.5}
         who = {}
@@ -86,17 +90,19 @@ def killed_often(lives: Any, root: Path, config: dict[str, Any]) -> dict[str, An
     return answer
 
 
-def write_disorder(root: Path) -> None:
-    requests = kept_world.numbered(driver.events(SEED, ROWS + 2 * EVERY * BATCH))
-    world = kept_world.disordered(requests.slice(0, ROWS), SEED).slice(0, ROWS)
-    kept_world.write_world(root, world, requests)
+def disorder(rows: int = ROWS) -> tuple[Any, Any]:
+    """Return events in disorder, and requests."""
+    requests = kept_world.numbered(driver.events(SEED, rows + 2 * EVERY * BATCH))
+    return kept_world.disordered(requests.slice(0, rows), SEED).slice(0, rows), requests
 
 
-def check_all(root: Path, answer: dict[str, Any], ranks: int = 1) -> kept_world.Checked:
+def check_all(
+    root: Path, answer: dict[str, Any], ranks: int = 1, rows: int = ROWS
+) -> kept_world.Checked:
     """Check what all rows and all served requests saw."""
     checked = kept_world.check(root, answer["steps"], ranks)
     print(f"{checked.samples} samples, {checked.served} served")
-    assert checked.served >= ROWS - 2 * EVERY * BATCH
+    assert checked.served >= rows - 2 * EVERY * BATCH
     return checked
 
 
@@ -104,7 +110,7 @@ def check_all(root: Path, answer: dict[str, Any], ranks: int = 1) -> kept_world.
 def test_rows_in_disorder_see_what_a_dict_says_after_kills(
     tier: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
-    write_disorder(tmp_path)
+    kept_world.write_world(tmp_path, *disorder())
     answer = killed_often(lives, tmp_path, config_of(tmp_path, tier))
     assert check_all(tmp_path, answer).samples == ROWS
 
@@ -113,7 +119,7 @@ def test_rows_in_disorder_see_what_a_dict_says_after_kills(
 def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What one process that nobody kills has in the end: the digest of its state."""
     root = tmp_path_factory.mktemp("unbroken")
-    write_disorder(root)
+    kept_world.write_world(root, *disorder())
     return str(lives(root, **config_of(root, {}), grains=GRAINS)["digest"])
 
 
@@ -122,15 +128,42 @@ def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_rows_in_disorder_see_what_a_dict_says_after_kills_of_ranks(
     ranks: int, tier: dict[str, Any], unbroken: str, lives: Any, tmp_path: Path
 ) -> None:
-    write_disorder(tmp_path)
+    kept_world.write_world(tmp_path, *disorder())
     config = {**config_of(tmp_path, tier), "ranks": ranks, "grains": GRAINS}
     answer = killed_often(lives, tmp_path, config)
     assert answer["digest"] == unbroken
     assert check_all(tmp_path, answer, ranks).samples == ROWS
 
 
+@pytest.mark.parametrize("source", ["topic", "follow"])
+def test_rows_of_endless_sources_see_what_a_dict_says_after_kills_of_ranks(
+    source: str, broker: Any, lives: Any, tmp_path: Path
+) -> None:
+    rows = 12_000
+    events, requests = (kept_world.hastened(part) for part in disorder(rows))
+    config = {**config_of(tmp_path, {}), "rows": rows, "ranks": 3, "grains": GRAINS}
+    if source == "topic":
+        broker.create("events", 3)
+        config["source"] = {"servers": broker.servers, "topic": "events", "block_rows": 150}
+        kept_world.write_requests(tmp_path, requests)
+        produce = partial(driver.produce, broker, "events", events.to_pylist(), SEED)
+    else:
+        config["source"] = "follow"
+        config["follow"] = {"pattern": "*.parquet"}
+        (tmp_path / "events").mkdir()
+        produce = partial(kept_world.write_world, tmp_path, events, requests, pause_seconds=1.0)
+    arriving = threading.Thread(target=produce)
+    arriving.start()
+    answer = killed_often(lives, tmp_path, config, kills=5)
+    arriving.join()
+    assert check_all(tmp_path, answer, config["ranks"], rows).samples == rows
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tier"), [(1, {}), (2, {}), (3, {"ram_rows": 500})], ids=["1-ram", "2-ram", "3-ssd"]
+)
 def test_joined_rows_see_what_a_dict_says_after_kills(
-    broker: Any, lives: Any, tmp_path: Path
+    ranks: int, tier: dict[str, Any], broker: Any, lives: Any, tmp_path: Path
 ) -> None:
     for topic, partitions in (("shown", 3), ("clicks", 2)):
         broker.create(topic, partitions)
@@ -140,12 +173,14 @@ def test_joined_rows_see_what_a_dict_says_after_kills(
     driver.produce_two(broker, SEED, shown)
     join = {"within": WITHIN, "lateness_seconds": LATENESS, "idle_seconds": 1.5}
     config = {
-        **config_of(tmp_path, {}),
+        **config_of(tmp_path, tier),
         "join": {"servers": broker.servers, "rule": "wait", **join},
         "rows": ROWS,
     }
+    if ranks > 1:
+        config |= {"ranks": ranks, "grains": GRAINS}
     answer = killed_often(lives, tmp_path, config)
-    checked = check_all(tmp_path, answer)
+    checked = check_all(tmp_path, answer, ranks)
     assert checked.samples >= ROWS
     clicks = clicks_of(broker)
     for row in checked.rows or []:
