@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import pyarrow.csv as pacsv
 import torch
+from kept_ratings import read_ratings
 from started import start_process
 from typer.testing import CliRunner
 
@@ -127,6 +128,50 @@ def test_a_job_on_three_ranks_is_trained_evaluated_and_scored_as_by_one_process(
     assert printed[0] == printed[1]
     assert scores[0] == scores[1]
     assert printed[0].count("\n") == 2
+
+
+KEPT_JOB = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: time, name: at, column: timestamp, unit: s}
+    - {kind: id, name: user, column: userId}
+    - {kind: id, name: movie, column: movieId}
+    - {kind: history, name: before, of: [movie], by: user, where: {liked: 1}, length: 20}
+    - {kind: count, name: likes, by: movie, where: {liked: 1}, windows: [86400], every: 600}
+train: {kind: slice, stop: 6000, source: &events {kind: csv, path: ratings.csv}}
+valid: {kind: slice, start: 6000, stop: 8000, source: *events}
+model: {kind: din, histories: {before: movie}, hidden: [8]}
+tables: {dim: 4}
+fit: {batch_size: 512}
+grains: 4
+baselines: false
+"""
+
+
+@pytest.mark.soak
+def test_a_launched_job_keeps_histories_on_ranks_as_on_one_process(tmp_path: Path) -> None:
+    ratings = read_ratings(ROOT, 8000)
+    ratings.write_csv(tmp_path / "ratings.csv")
+    (tmp_path / "job.yaml").write_text(KEPT_JOB)
+    user = f"user={ratings['userId'][-1]}"
+    printed = []
+    scores = []
+    for flags, output in (([], "one"), (["--ranks", "3"], "several")):
+        shown = []
+        for command in ("train", "evaluate", "predict"):
+            code, text, errors = hotbed(
+                tmp_path, command, "job.yaml", *flags, "--set", f"output={output}"
+            )
+            assert code == 0, errors
+            shown.append(text if command == "evaluate" else "")
+        shown.append(hotbed(tmp_path, "rows", output, "--history", user)[1])
+        printed.append(shown)
+        scores.append((tmp_path / output / "predictions.parquet").read_bytes())
+    assert diff(tmp_path / "several", tmp_path / "one")["same"]
+    assert printed[0] == printed[1]
+    assert "before" in printed[0][-1]
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.soak
