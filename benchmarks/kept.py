@@ -59,7 +59,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.history = ReplayedHistory(LENGTH)
-        self.count = ReplayedCount(EVERY)
+        self.count = ReplayedCount(EVERY, max(WINDOWS))
 
     def differs(self, row: dict[str, int], movies: list[int], numbers: list[float]) -> bool:
         """Return whether a row sees something else than what was learned before it."""
@@ -76,7 +76,7 @@ class Replay:
         time = row["timestamp"]
         if row["rating"] >= 4:
             self.history.leave(row["userId"], time, time, row["movieId"])
-        self.count.leave(row["movieId"], time, int(row["rating"] >= 4))
+        self.count.leave(row["movieId"], time, time, int(row["rating"] >= 4))
 
 
 def num_differences(replay: Replay, rows: list[dict[str, int]], ids: Ids, numbers: Any) -> int:

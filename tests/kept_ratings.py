@@ -55,7 +55,7 @@ class Replay:
 
     def __init__(self) -> None:
         self._history = ReplayedHistory(LENGTH)
-        self._count = ReplayedCount(EVERY)
+        self._count = ReplayedCount(EVERY, max(WINDOWS))
 
     def see(self, row: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return what a rating sees: movies, and numbers."""
@@ -72,7 +72,7 @@ class Replay:
         liked = int(row["rating"] >= 4)
         if liked:
             self._history.leave(row["userId"], time, time, row["movieId"])
-        self._count.leave(row["movieId"], time, liked)
+        self._count.leave(row["movieId"], time, time, liked)
 
 
 def check_seen(ids: hb.Ids, numbers: Any, expected: list[tuple[list[int], list[float]]]) -> None:

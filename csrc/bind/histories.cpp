@@ -34,10 +34,10 @@ bool are_offsets(const Input<int64_t>& offsets, size_t num_values) {
 size_t width_of(size_t lanes) { return kHeadLanes + kRowEntries * lanes; }
 
 nb::tuple see(int64_t length, int64_t within, int64_t keeps, const Input<int64_t>& keys, const Input<int64_t>& times,
-              const Input<int64_t>& known, const Input<uint8_t>& leaves, const Input<int64_t>& offsets,
-              const Input<int64_t>& stored) {
+              const Input<int64_t>& newest, const Input<int64_t>& known, const Input<uint8_t>& leaves,
+              const Input<int64_t>& offsets, const Input<int64_t>& stored) {
   const size_t n = keys.size();
-  check(times.size() == n && known.size() == n && leaves.size() == n, "columns of rows");
+  check(times.size() == n && newest.size() == n && known.size() == n && leaves.size() == n, "columns of rows");
   check(are_offsets(offsets, stored.size()), "offsets");
   const auto num_keys = static_cast<int64_t>(offsets.size()) - 1;
   for (size_t i = 0; i < n; i++) check(keys(i) >= -1 && keys(i) < num_keys, "numbers of keys");
@@ -45,11 +45,11 @@ nb::tuple see(int64_t length, int64_t within, int64_t keeps, const Input<int64_t
   {
     nb::gil_scoped_release release;
     const HistoryRule rule{static_cast<size_t>(length), within, keeps};
-    const HistoryRows rows{n, keys.data(), times.data(), known.data(), leaves.data()};
+    const HistoryRows rows{n, keys.data(), times.data(), newest.data(), known.data(), leaves.data()};
     seen = see_entries(rule, rows, static_cast<size_t>(num_keys), offsets.data(), stored.data());
   }
   return nb::make_tuple(to_numpy(std::move(seen.offsets)), to_numpy(std::move(seen.entries)),
-                        to_numpy(std::move(seen.dropped)));
+                        to_numpy(std::move(seen.dropped)), to_numpy(std::move(seen.last)));
 }
 
 Output<int64_t> ids(const Input<int64_t>& keys, const Input<int64_t>& serials, const Input<int64_t>& numbers) {
@@ -74,7 +74,8 @@ nb::tuple stored(const Input<int32_t>& newest, const Input<int64_t>& counts, con
   check(newest.size() == counts.size() * width_of(lanes), "newest rows");
   check(older.size() == static_cast<size_t>(total) * kRowEntries * lanes, "older rows");
   StoredEntries out = stored_entries(newest.data(), found, older.data(), lanes);
-  return nb::make_tuple(to_numpy(std::move(out.offsets)), to_numpy(std::move(out.entries)));
+  return nb::make_tuple(to_numpy(std::move(out.offsets)), to_numpy(std::move(out.entries)),
+                        to_numpy(std::move(out.places)));
 }
 
 nb::tuple add(Rows newest, size_t lanes, const Input<int64_t>& offsets, const Input<int32_t>& entries,
@@ -93,7 +94,7 @@ void init_histories(nb::module_& m) {
   m.attr("ROW_ENTRIES") = kRowEntries;
   m.attr("HEAD_LANES") = kHeadLanes;
   m.def("see_entries", &see, nb::arg("length"), nb::arg("within"), nb::arg("keeps"), nb::arg("keys"), nb::arg("times"),
-        nb::arg("known"), nb::arg("leaves"), nb::arg("offsets"), nb::arg("stored"));
+        nb::arg("newest"), nb::arg("known"), nb::arg("leaves"), nb::arg("offsets"), nb::arg("stored"));
   m.def("older_ids", &ids, nb::arg("partitions"), nb::arg("serials"), nb::arg("numbers"));
   m.def("older_rows", &rows, nb::arg("keys"), nb::arg("newest"), nb::arg("lanes"));
   m.def("stored_entries", &stored, nb::arg("newest"), nb::arg("counts"), nb::arg("older"), nb::arg("lanes"));

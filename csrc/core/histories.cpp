@@ -11,6 +11,7 @@ namespace hotbed {
 namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+constexpr int64_t kEver = std::numeric_limits<int64_t>::min();
 constexpr uint64_t kMask56 = (uint64_t{1} << 56) - 1;
 constexpr uint32_t kNumbers = 1u << 24;  // row numbers of one serial
 
@@ -33,6 +34,9 @@ uint64_t mix56(uint64_t x) noexcept {
   return x ^ (x >> 28);
 }
 
+// The first time that is at most `limit` before another one.
+int64_t back(int64_t time, int64_t limit) noexcept { return limit == kNone ? kEver : time - limit; }
+
 // The history of one key while the rows of a batch pass by.
 class Passing {
  public:
@@ -42,8 +46,8 @@ class Passing {
     entries_.push_back(entry);
   }
 
-  void see(const HistoryRule& rule, int64_t time, std::vector<int64_t>& out) {
-    const int64_t from = rule.within == kNone ? std::numeric_limits<int64_t>::min() : time - rule.within;
+  void see(const HistoryRule& rule, int64_t time, int64_t newest, std::vector<int64_t>& out) {
+    const int64_t from = std::max(back(time, rule.within), back(newest, rule.keeps));
     if (is_sorted_) {
       const auto begin = times_.begin() + static_cast<ptrdiff_t>(first_);
       const auto end = std::lower_bound(begin, times_.end(), time);
@@ -61,19 +65,25 @@ class Passing {
     for (size_t i = order_.size() - seen; i < order_.size(); i++) out.push_back(entries_[order_[i]]);
   }
 
-  // Drops the entries that arrived first, as long as enough others are known by now, or while they are too old.
-  void shorten(const HistoryRule& rule, int64_t time) {
+  // Drops the entries that arrived first, as long as enough others are known by now, or while they are too old. Those
+  // that are too old are not counted, wherever they lie: their rows may be gone already.
+  void shorten(const HistoryRule& rule, int64_t time, int64_t newest) {
+    const int64_t oldest = back(newest, rule.keeps);
+    const auto is_known = [&](size_t i) { return times_[i] >= oldest && times_[i] < time; };
     size_t known = 0;
-    for (size_t i = first_; i < times_.size(); i++) known += times_[i] < time;
+    for (size_t i = first_; i < times_.size(); i++) known += is_known(i);
     for (; first_ < times_.size(); first_++) {
-      const bool is_known = times_[first_] < time;
-      const bool is_old = rule.keeps != kNone && times_[first_] < time - rule.keeps;
-      if (!is_old && known - is_known < rule.length) return;
-      known -= is_known;
+      if (times_[first_] >= oldest && known - is_known(first_) < rule.length) return;
+      known -= is_known(first_);
     }
   }
 
   int64_t dropped() const noexcept { return static_cast<int64_t>(first_); }
+  int64_t last() const noexcept {
+    int64_t last = kEver;
+    for (size_t i = first_; i < times_.size(); i++) last = std::max(last, times_[i]);
+    return last;
+  }
 
  private:
   size_t first_ = 0;
@@ -132,15 +142,18 @@ SeenEntries see_entries(const HistoryRule& rule, const HistoryRows& rows, size_t
   for (size_t i = 0; i < rows.n; i++) {
     if (rows.keys[i] >= 0) {
       Passing& history = passing[static_cast<size_t>(rows.keys[i])];
-      history.see(rule, rows.times[i], seen.entries);
+      history.see(rule, rows.times[i], rows.newest[i], seen.entries);
       if (rows.leaves[i]) {
         history.add(rows.known[i], num_stored + static_cast<int64_t>(i));
-        history.shorten(rule, rows.times[i]);
+        history.shorten(rule, rows.times[i], rows.newest[i]);
       }
     }
     seen.offsets.push_back(static_cast<int64_t>(seen.entries.size()));
   }
-  for (const Passing& history : passing) seen.dropped.push_back(history.dropped());
+  for (const Passing& history : passing) {
+    seen.dropped.push_back(history.dropped());
+    seen.last.push_back(history.last());
+  }
   return seen;
 }
 
@@ -167,8 +180,9 @@ StoredEntries stored_entries(const int32_t* newest, const OlderRows& rows, const
   StoredEntries out;
   out.offsets.push_back(0);
   const size_t width = kHeadLanes + kRowEntries * lanes, older_width = kRowEntries * lanes;
-  const auto take = [&](const int32_t* from, uint32_t n) {
+  const auto take = [&](const int32_t* from, uint32_t n, uint32_t place) {
     out.entries.insert(out.entries.end(), from, from + n * lanes);
+    for (uint32_t i = 0; i < n; i++) out.places.push_back(place + i);
   };
   for (size_t k = 0; k < rows.counts.size(); k++) {
     const Newest row(newest + k * width, lanes);
@@ -176,11 +190,12 @@ StoredEntries stored_entries(const int32_t* newest, const OlderRows& rows, const
     for (uint32_t i = 0; i < num_older; i++, older += older_width) {
       const bool is_gone = std::all_of(older, older + older_width, [](int32_t lane) { return lane == 0; });
       const uint32_t skipped = i == 0 ? row.first() - row.first_row() : 0;
-      if (!is_gone) take(older + skipped * lanes, kRowEntries - skipped);
+      const uint32_t number = row.first_row() + i * kRowEntries + skipped;
+      if (!is_gone) take(older + skipped * lanes, kRowEntries - skipped, number - row.first());
     }
     const uint32_t left = row.end() - row.first(), own = row.end() - row.begin();
     const uint32_t n = std::min(left, own);
-    if (n) take(row.entry(row.end() - n), n);
+    if (n) take(row.entry(row.end() - n), n, left - n);
     out.offsets.push_back(static_cast<int64_t>(out.entries.size() / lanes));
   }
   return out;

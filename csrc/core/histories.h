@@ -21,7 +21,7 @@ inline constexpr size_t kHeadLanes = 3;      // serial, entries that were droppe
 struct HistoryRule {
   size_t length;   // the newest entries that are seen
   int64_t within;  // how old those are at most
-  int64_t keeps;   // how old an entry may become
+  int64_t keeps;   // entries that are older than this before the newest row are gone
 };
 
 // The rows of a batch, in their order.
@@ -29,6 +29,7 @@ struct HistoryRows {
   size_t n;
   const int64_t* keys;    // the number of each row's key; -1 = it has none
   const int64_t* times;   // when each row was shown
+  const int64_t* newest;  // the newest time of each row and of all that were learned before it
   const int64_t* known;   // the time of the entry that it leaves
   const uint8_t* leaves;  // whether it leaves one
 };
@@ -37,6 +38,7 @@ struct HistoryRows {
 struct SeenEntries {
   std::vector<int64_t> offsets, entries;  // of each row; an entry from the number of stored ones on is that of a row
   std::vector<int64_t> dropped;           // of each key: of its stored entries and those of rows, the first so many go
+  std::vector<int64_t> last;              // of each key: the newest time of those that stay; INT64_MIN = none stays
 };
 
 // `times`: of the stored entries.
@@ -57,6 +59,7 @@ OlderRows older_rows(const int64_t* keys, const int32_t* newest, size_t num_keys
 struct StoredEntries {
   std::vector<int64_t> offsets;
   std::vector<int32_t> entries;  // [offsets.back(), lanes]
+  std::vector<int64_t> places;   // of each entry among those that were not dropped, with those whose rows are gone
 };
 // `older`: [number of ids, kRowEntries * lanes]; a row of zeros is gone.
 StoredEntries stored_entries(const int32_t* newest, const OlderRows& rows, const int32_t* older, size_t lanes);

@@ -118,7 +118,10 @@ TEST_CASE("an older row that is gone takes its entries along, and no others") {
   kept.apply(add_entries(kept.newest.data(), 5, kLanes, offsets.data(), entries.data(), dropped.data(), false));
   CHECK(kept.older.size() == 2);
   kept.older.erase(kept.id_of(0, 0));
-  CHECK(part_of(kept.read(), 0) == std::vector(entries.begin() + kOlderWidth, entries.end()));
+  const StoredEntries stored = kept.read();
+  CHECK(part_of(stored, 0) == std::vector(entries.begin() + kOlderWidth, entries.end()));
+  CHECK(stored.places.front() == 16);
+  CHECK(stored.places.back() == 39);
 }
 
 TEST_CASE("entries of one time add up where they are sums") {
@@ -151,23 +154,25 @@ TEST_CASE("a row sees what the rule says, whatever the order of times is") {
       }
       offsets.push_back(static_cast<int64_t>(stored.size()));
     }
-    std::vector<int64_t> keys, times, known, dropped(num_keys);
+    std::vector<int64_t> keys, times, newest, known, dropped(num_keys), last;
     std::vector<uint8_t> leaves;
     for (size_t i = 0; i < n; i++) {
       keys.push_back(static_cast<int64_t>(draw.below(num_keys + 1)) - 1);
-      times.push_back(static_cast<int64_t>(i / 4 + draw.below(12)));
+      times.push_back(static_cast<int64_t>(i / 4 + draw.below(draw.below(8) ? 12 : 60)));
+      newest.push_back(std::max(newest.empty() ? 0 : newest.back(), times.back()));
       known.push_back(times.back() + static_cast<int64_t>(draw.below(6)));
       leaves.push_back(draw.below(2) == 1);
     }
-    const HistoryRows rows{n, keys.data(), times.data(), known.data(), leaves.data()};
+    const HistoryRows rows{n, keys.data(), times.data(), newest.data(), known.data(), leaves.data()};
     const SeenEntries seen = see_entries(rule, rows, num_keys, offsets.data(), stored.data());
     for (size_t i = 0; i < n; i++) {
       std::vector<int64_t> numbers;
       if (keys[i] >= 0) {
         auto& list = lists[static_cast<size_t>(keys[i])];
+        const auto is_gone = [&](const Entry& entry) { return is_bounded && entry.known < newest[i] - rule.keeps; };
         std::vector<Entry> eligible;
         for (const Entry& entry : list)
-          if (entry.known < times[i] && (!is_bounded || entry.known >= times[i] - rule.within))
+          if (entry.known < times[i] && !is_gone(entry) && (!is_bounded || entry.known >= times[i] - rule.within))
             eligible.push_back(entry);
         std::stable_sort(eligible.begin(), eligible.end(),
                          [](const Entry& a, const Entry& b) { return a.known < b.known; });
@@ -175,10 +180,10 @@ TEST_CASE("a row sees what the rule says, whatever the order of times is") {
         for (const Entry& entry : eligible) numbers.push_back(entry.number);
         if (leaves[i]) list.push_back({known[i], static_cast<int64_t>(stored.size() + i)});
         while (leaves[i] && !list.empty()) {
-          const auto later =
-              std::count_if(list.begin() + 1, list.end(), [&](const Entry& entry) { return entry.known < times[i]; });
-          const bool is_old = is_bounded && list.front().known < times[i] - rule.keeps;
-          if (!is_old && static_cast<size_t>(later) < rule.length) break;
+          const auto later = std::count_if(list.begin() + 1, list.end(), [&](const Entry& entry) {
+            return entry.known < times[i] && !is_gone(entry);
+          });
+          if (!is_gone(list.front()) && static_cast<size_t>(later) < rule.length) break;
           list.erase(list.begin());
           dropped[static_cast<size_t>(keys[i])]++;
         }
@@ -187,5 +192,10 @@ TEST_CASE("a row sees what the rule says, whatever the order of times is") {
       CHECK(std::vector(begin + seen.offsets[i], begin + seen.offsets[i + 1]) == numbers);
     }
     CHECK(seen.dropped == dropped);
+    for (const auto& list : lists) {
+      last.push_back(INT64_MIN);
+      for (const Entry& entry : list) last.back() = std::max(last.back(), entry.known);
+    }
+    CHECK(seen.last == last);
   }
 }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories and counts of any rows, cut into any batches, are those of a dict that replays them."""
+"""Histories and counts of any rows, cut into any batches, are those of a dict that replays them:
+also of rows that are later than every window, and wherever rows of tables are evicted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
@@ -29,7 +31,7 @@ rows_of = st.lists(
     st.builds(
         Row,
         st.sampled_from(KEYS[:3]) | st.sampled_from(KEYS),
-        st.integers(0, 60),
+        st.integers(0, 60) | st.integers(0, 400),
         st.sampled_from([0, 0, 1, 20]),
         st.integers(-(2**63), 2**63 - 1),
         st.integers(0, 1),
@@ -72,7 +74,7 @@ def batch_of(rows: list[Row]) -> hb.Batch:
 def replayed(rows: list[Row], length: int, within: int | None) -> list[tuple[list, list[float]]]:
     """Return what each row sees: (age, item) of each entry, and its counts."""
     history = ReplayedHistory(length, float("inf") if within is None else within)
-    count = ReplayedCount(every=10)
+    count = ReplayedCount(every=10, longest=60)
     seen = []
     for row in rows:
         entries = [(row.time - known, item) for known, item in history.see(row.key, row.time)]
@@ -81,22 +83,54 @@ def replayed(rows: list[Row], length: int, within: int | None) -> list[tuple[lis
             matches, shown = count.see(row.key, row.time, window)
             counts += [np.log1p(matches), np.log1p(shown), matches / (shown + 10)]
         seen.append((entries, counts))
+        known = row.time + row.delay
+        history.learn(row.time)
         if row.liked:
-            history.leave(row.key, row.time, row.time + row.delay, row.item)
-        count.leave(row.key, row.time + row.delay, row.liked)
+            history.leave(row.key, row.time, known, row.item)
+        count.leave(row.key, row.time, known, row.liked)
     return seen
 
 
+def entries_of(*times: int) -> list[Row]:
+    """Return rows of the first key that leave an entry."""
+    return [Row(KEYS[0], time, 0, 7, 1) for time in times]
+
+
+def newest_of(time: int) -> list[Row]:
+    """Return a row of another key."""
+    return [Row(KEYS[1], time, 0, 7, 0)]
+
+
+EACH = {"sizes": [1], "evicts": [True], "unit": "s", "within": 30}
+"""Rows are evicted after each row."""
+
+
 @settings(max_examples=150, deadline=None)
+# A count is late by a whole window, and the tile of the newest row is not over.
+@example(rows=[*entries_of(0), *newest_of(129), *entries_of(69)], length=20, **EACH)
+# The entry that arrived first is newer than those that arrived after it.
+@example(rows=[*entries_of(60, *[35] * 16), *newest_of(96), *entries_of(80)], length=20, **EACH)
+# The rows of the first 16 entries have expired when one of the others is dropped.
+@example(
+    rows=[*entries_of(*[0] * 16, *[50] * 17), *newest_of(62), *entries_of(55, 55, 55, 55, 57, 52)],
+    length=20,
+    **EACH,
+)
 @given(
     rows=rows_of,
     sizes=st.lists(st.integers(1, 60), min_size=1),
     unit=st.sampled_from(["s", "us"]),
     length=st.sampled_from([1, 3, 20, 100]),
     within=st.sampled_from([None, 7, 30]),
+    evicts=st.lists(st.booleans(), min_size=1),
 )
 def test_histories_equal_those_of_a_dict_for_any_cut(
-    rows: list[Row], sizes: list[int], unit: str, length: int, within: int | None
+    rows: list[Row],
+    sizes: list[int],
+    unit: str,
+    length: int,
+    within: int | None,
+    evicts: list[bool],
 ) -> None:
     schema = schema_of(unit, length, within)
     histories = HistoryStore(schema, hb.make_tables(schema, dim=4))
@@ -115,4 +149,8 @@ def test_histories_equal_those_of_a_dict_for_any_cut(
             assert batch.ids["before_at"].values[own].tolist() == ages
             assert batch.dense["likes"][place].tolist() == pytest.approx(counts, rel=1e-6)
         begin += len(part)
+        newest = max(row.time for row in rows[:begin]) * 1_000_000
+        for table in histories.tables.values():
+            if evicts[number % len(evicts)]:
+                table.evict(newest)
         number += 1

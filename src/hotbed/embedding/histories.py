@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.data.batch import Batch, changed
 from hotbed.data.histories import (
+    LEARNED_UNTIL,
     EntryKind,
     KeptByKey,
     LeftEntries,
     TableReader,
     keys_of,
+    newest_times,
     read_stored,
+    row_of_time,
     see,
 )
 from hotbed.errors import ConfigError, DataError, TableError
@@ -140,12 +143,15 @@ class HistoryStore:
         keys = [keys_of(column, batch) for column in self.columns]
         stored = read_stored(self.columns, self.schema, keys, read)
         for column, row_keys, entries in zip(self.columns, keys, stored, strict=True):
-            seen, left = see(column, self.schema, batch, row_keys, entries, leaves=leaves)
+            newest = newest_times(np.asarray(batch.time), entries.learned_until, leaves=leaves)
+            seen, left = see(column, self.schema, batch, row_keys, entries, newest, leaves=leaves)
             more_ids, more_dense = column.features_of(seen, self.schema)
             ids = {**more_ids, **ids}
             dense = {**more_dense, **dense}
             if left is not None and len(left.keys):
                 self._add(column, seen.kind, left)
+            if leaves and seen.kind.seconds is not None:
+                self._set_learned_until(column, entries.learned_until, newest)
         return changed(batch, {"ids": ids, "dense": dense})
 
     def _check(self, batch: Batch, *, leaves: bool) -> None:
@@ -177,13 +183,13 @@ class HistoryStore:
         """Add the entries that rows left to the rows of their keys."""
         newest_table = self.tables[column.newest_table]
         older_table = self.tables[column.older_table]
-        newest = left.newest.copy()
+        newest = left.stored.newest.copy()
         moved, numbers, rows, gone, gone_numbers = _core.add_entries(
             newest.reshape(-1),
             kind.lanes,
             left.offsets,
             left.entries.reshape(-1),
-            left.dropped,
+            _dropped_places(left),
             sums=kind.sums,
         )
         partitions = hashing.partition(left.keys).astype(np.int64)
@@ -197,11 +203,19 @@ class HistoryStore:
             last = column.times_of(rows.reshape(-1, kind.lanes), kind).reshape(len(rows), -1)
             _write(older_table, ids, rows, last.max(1) * kind.tick)
         is_changed = np.diff(left.offsets) > 0
-        last = _last_times(column, kind, left, newest)
+        # The last time of all entries: a key's newest row never expires before an older one.
+        last = np.maximum(left.last, -_FOR_GOOD // kind.tick) * kind.tick
         _write(newest_table, left.keys[is_changed], newest[is_changed], last[is_changed])
         if len(gone):
             older_ids = _core.older_ids(partitions[gone], serials[gone], gone_numbers)
             older_table.native.remove(older_ids[_are_here(older_table, older_ids)])
+
+    def _set_learned_until(self, column: KeptByKey, before: int, newest: NDArray[np.int64]) -> None:
+        """Keep the newest time of the rows that were learned, in microseconds."""
+        if len(newest) and newest[-1] > before:
+            table = self.tables[column.older_table]
+            row = row_of_time(int(newest[-1]), table.dim)
+            _write(table, np.array([LEARNED_UNTIL]), row[None], np.array([_FOR_GOOD]))
 
     def _serials(self, table: Table, partitions: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return new serial numbers of keys in these partitions.
@@ -228,19 +242,18 @@ class HistoryStore:
         return serials.astype(np.uint32).view(np.int32)
 
 
-def _last_times(
-    column: KeptByKey, kind: EntryKind, left: LeftEntries, newest: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """Return the time of the last entry in the newest row of each key, in microseconds."""
-    last = np.full(len(left.keys), -(2**62), np.int64)
-    owners = np.repeat(np.arange(len(left.keys)), np.diff(left.offsets))
-    np.maximum.at(last, owners, column.times_of(left.entries, kind) * kind.tick)
-    entries = newest[:, _core.HEAD_LANES :].reshape(-1, kind.lanes)
-    is_there = (entries != 0).any(1).reshape(len(newest), -1)
-    times = column.times_of(entries, kind).reshape(len(newest), -1) * kind.tick
-    of_rows = np.where(is_there, times, -(2**62)).max(1, initial=-(2**62))
-    later: NDArray[np.int64] = np.maximum(last, of_rows)
-    return later
+def _dropped_places(left: LeftEntries) -> NDArray[np.int64]:
+    """Return how many entries of each key go, with those before them whose rows have expired."""
+    stored = left.stored
+    heads = stored.newest[:, : _core.HEAD_LANES].view(np.uint32)
+    num_held = (heads[:, 2] - heads[:, 1]).astype(np.int64)
+    num_stored = np.diff(stored.offsets)
+    places = np.append(stored.places, 0)
+    first_to_stay = np.minimum(stored.offsets[:-1] + left.dropped, len(stored.places))
+    dropped: NDArray[np.int64] = np.where(
+        left.dropped < num_stored, places[first_to_stay], num_held + left.dropped - num_stored
+    )
+    return dropped
 
 
 def _are_here(table: Table, ids: Int64Array) -> NDArray[np.bool_]:

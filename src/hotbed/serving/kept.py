@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.histories import KeptByKey, keys_of, read_stored, see
+from hotbed.data.histories import KeptByKey, keys_of, newest_times, read_stored, see
 from hotbed.data.histories.columns import MICROS
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
@@ -89,7 +89,8 @@ class KeptColumns:
         new_ids = dict[str, Ids]()
         new_dense = dict[str, RowArray]()
         for column, rows, row_keys, entries in zip(columns, batches, keys, stored, strict=True):
-            seen, _ = see(column, self._schema, rows, row_keys, entries, leaves=False)
+            newest = newest_times(np.asarray(rows.time), entries.learned_until, leaves=False)
+            seen, _ = see(column, self._schema, rows, row_keys, entries, newest, leaves=False)
             ids, dense = column.features_of(seen, self._schema)
             new_ids.update(ids)
             new_dense.update(dense)

@@ -7,16 +7,22 @@ rule.py     the rule of time: what rows see, and what they leave
 
 from hotbed.data.histories.columns import Count, EntryKind, History, KeptByKey, SeenEntries, age_ids
 from hotbed.data.histories.rule import (
+    LEARNED_UNTIL,
+    NEVER,
     LeftEntries,
     RowKeys,
     StoredEntries,
     TableReader,
     keys_of,
+    newest_times,
     read_stored,
+    row_of_time,
     see,
 )
 
 __all__ = [
+    "LEARNED_UNTIL",
+    "NEVER",
     "Count",
     "EntryKind",
     "History",
@@ -28,6 +34,8 @@ __all__ = [
     "TableReader",
     "age_ids",
     "keys_of",
+    "newest_times",
     "read_stored",
+    "row_of_time",
     "see",
 ]

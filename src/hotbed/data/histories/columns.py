@@ -48,13 +48,16 @@ class EntryKind:
 
     @property
     def keeps(self) -> int:
-        """How old an entry becomes before it is dropped, in units."""
+        """How old an entry is at most, counted from the newest row that was learned, in units."""
         return self.within if self.within == NO_LIMIT else 2 * self.within
 
     @property
     def seconds(self) -> float | None:
-        """How long entries are kept; None = for good."""
-        return None if self.within == NO_LIMIT else self.keeps * self.tick / MICROS
+        """How long entries are kept; None = for good.
+
+        A unit longer than `keeps`, as the newest row may lie anywhere in its own.
+        """
+        return None if self.within == NO_LIMIT else (self.keeps + 1) * self.tick / MICROS
 
 
 class KeptByKey(KeptColumn):
@@ -143,7 +146,8 @@ class History(KeptByKey):
         by: the `Id` column that is the key, such as the user.
         where: labels with the values that a row must have to leave an entry; none: every row does.
         length: the newest entries that a row sees.
-        within_seconds: entries of this age and younger are seen; None = of any age.
+        within_seconds: entries of this age and younger are seen; None = of any age. Rows that are
+            later than this see fewer, as twice this time before the newest row all is forgotten.
 
     Example: `hb.History("liked_before", of=["movie"], by="user", where={"liked": 1}, length=100)`
     """
@@ -285,7 +289,8 @@ class Count(KeptByKey):
         name: of the column.
         by: the `Id` column that is the key, such as the item.
         where: labels with the values that a row must have to match.
-        windows: lengths of the windows in seconds.
+        windows: lengths of the windows in seconds. Rows that are later than the longest one count
+            fewer, as twice this time before the newest row all is forgotten.
         every: seconds of a tile, of which each window is a multiple; None: a 60th of the shortest
             window, at least 1.
         half_life: seconds after which a row counts half; None: all of a window count alike.

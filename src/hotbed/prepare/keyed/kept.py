@@ -16,6 +16,7 @@ from hotbed.data.arrays import as_numpy, offsets_of
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.context import BadRows
 from hotbed.data.histories import (
+    NEVER,
     Count,
     History,
     KeptByKey,
@@ -126,9 +127,12 @@ class _Kept(Derivation):
                 np.zeros((num_keys, 1), np.int32),
                 np.zeros(num_keys + 1, np.int64),
                 np.empty((0, kind.lanes), np.int32),
+                np.empty(0, np.int64),
+                NEVER,
             )
             row_keys = RowKeys(np.arange(num_keys), keys)
-            seen, _ = see(column, schema, batch, row_keys, nothing, leaves=True)
+            newest = histories.times[begin:end]  # each row is the newest, since none is late
+            seen, _ = see(column, schema, batch, row_keys, nothing, newest, leaves=True)
             yield seen, schema
 
     def _plain_labels(self) -> list[Label]:
