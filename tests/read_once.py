@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that torch reads again for each export, although they stay the same: half of an export."""
+"""What torch does again for each export, with the same result: more than half of an export."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
+
+
+class _Unread(type):
+    """The type of what stands for `Callable` in annotations that nobody reads."""
+
+    def __getitem__(cls, arguments: Any) -> _Unread:
+        return cls
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return callable(value)
 
 
 def read_tables_once() -> None:
     """Let all exports of this process share these tables, once torch has imported their code."""
+    registering = sys.modules.get("torch._ops")
+    if registering is not None and registering.Callable is Callable:
+        # each of the 11,000 calls of `py_impl` in an export evaluates the annotations of a function
+        registering.Callable = _Unread("Callable", (), {})
     operators = sys.modules.get("torch._export.utils")
     if operators is not None and not hasattr(operators, "read_once"):
         operators.read_once = True

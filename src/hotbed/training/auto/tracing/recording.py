@@ -191,6 +191,8 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
+_PLAIN = frozenset([list, tuple, dict, set, str])
+
 _TRACE = threading.RLock()
 """Held while `len` is replaced, so that the second of two traces cannot restore the first one's."""
 
@@ -208,7 +210,8 @@ def symbolic_len() -> Iterator[None]:
         plain = builtins.len
 
         def symbolic(value: Any, /) -> Any:
-            if threading.get_ident() != tracing_thread:
+            # first: torch itself asks for the lengths of these thousands of times a trace
+            if type(value) in _PLAIN or threading.get_ident() != tracing_thread:
                 return plain(value)
             if isinstance(value, fx.Proxy):
                 return value.tracer.create_proxy("call_function", length, (value,), {})
