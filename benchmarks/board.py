@@ -74,6 +74,21 @@ class Entry:
         return targets
 
 
+class Scores:
+    """A callback that keeps the score of each sample before it was learned, in their order."""
+
+    def __init__(self) -> None:
+        self.parts: list[Floats] = []
+
+    def on_predicted(self, run: Any) -> None:
+        if self not in run.observer.watchers:
+            run.observer.watchers.append(self)
+
+    def watch(self, outputs: Any, example: Any) -> None:
+        _, prediction, _ = outputs
+        self.parts.append(np.array(prediction, np.float64))
+
+
 def own(kind: str, **settings: Any) -> Network:
     """Return the maker of a model of `hb.models`."""
     return partial(getattr(hb.models, kind), **settings)
@@ -170,12 +185,10 @@ def scores_of(
     settings = {"histories": histories} if histories else {}
     network = entry.network(schema, tables, **settings)
     hb.models.set_base_rate(network, rate)
+    scores = Scores()
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3))
-    scores = []
-    for batch in batches:
-        scores.append(model.predict(batch))
-        model.step(batch)
-    return np.concatenate(scores).astype(np.float64), sum(map(len, model.tables.values()))
+    model.fit(batches, callbacks=[scores], progressive=True, progress=False)
+    return np.concatenate(scores.parts), sum(map(len, model.tables.values()))
 
 
 def baseline_scores(name: str, log: Log, rows: Any, labels: Floats) -> Floats:
