@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -121,3 +122,56 @@ def test_rows_out_of_order_are_refused(
     with pytest.raises(ConfigError, match=f"in the order of their times, got {problem}") as error:
         model.fit(dataset, epochs=passes, progress=False)
     assert "give each row its list as a column of the data" in str(error.value)
+
+
+LAYERS = {
+    "inputs": [
+        {"input": "flat", "name": "ids", "columns": ["user", "movie"]},
+        {"input": "dense", "name": "numbers", "columns": ["likes"]},
+        {
+            "input": "sequence",
+            "name": "before",
+            "column": "before",
+            "length": 8,
+            "outputs": ["movies", "mask"],
+        },
+    ],
+    "layers": [
+        {"layer": "mlp", "name": "target", "inputs": ["ids"], "hidden": [4]},
+        {
+            "layer": "attention_pooling",
+            "name": "interest",
+            "inputs": ["target", "movies", "mask"],
+            "hidden": [4],
+        },
+        {"layer": "logit_head", "name": "logit", "inputs": ["ids", "numbers", "interest"]},
+    ],
+    "outputs": {"liked": "logit"},
+}
+
+
+def make_graph(schema: hb.Schema, tables: Any) -> hb.models.Graph:
+    return hb.models.Graph(schema, tables, LAYERS)
+
+
+@pytest.mark.parametrize("network", [make_graph, hb.models.LR])
+def test_networks_that_look_up_a_part_of_the_schema_keep_and_serve_the_same(
+    ratings: pl.DataFrame, tmp_path: Path, network: Any
+) -> None:
+    other = make_model()
+    columns = other.schema.columns
+    if network is hb.models.LR:  # it takes no history
+        columns = [column for column in columns if not isinstance(column, hb.History)]
+    schema = hb.Schema(columns)
+    model = hb.RecModel(network(schema, hb.make_tables(schema, dim=4)), "bce", "adam")
+    learned, later = ratings.head(640), ratings.slice(640, 100)
+    for each in (model, other):
+        each.fit(dataset_of(learned, each), progress=False)
+    tables = {name: table for name, table in model.tables.items() if table.dtype == "int32"}
+    assert len(tables) == 2 * len(schema.kept)
+    assert content_digest(tables) == content_digest({name: other.tables[name] for name in tables})
+    model.export(tmp_path)
+    served = hb.InferenceSession(tmp_path).predict(
+        later.select("userId", "movieId", "timestamp").to_arrow()
+    )
+    np.testing.assert_allclose(served, model.predict(dataset_of(later, model)), atol=1e-6)

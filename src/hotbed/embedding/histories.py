@@ -109,6 +109,11 @@ class HistoryStore:
                 )
             self.tables[name] = table
 
+    @staticmethod
+    def of(schema: Schema, tables: Mapping[str, Table]) -> HistoryStore | None:
+        """Return the store of a schema with kept columns; None if it has none."""
+        return HistoryStore(schema, tables) if schema.kept else None
+
     def fill(self, batch: Batch, *, leaves: bool) -> Batch:
         """Return a batch, and its previews, with the values that are kept.
 

@@ -38,9 +38,10 @@ class EmbeddingCollection(TableModule):
             the distinct ids of tables of one dim and rule, are followed by rows of zeros up to the
             next of these numbers, so that compiled networks see few shapes. Values do not change. A
             batch that needs more raises RowShapeError.
+        histories: the columns that the model keeps, where `features` are not a schema.
 
     Attributes:
-        histories: the columns of the schema that are kept; None = there are none.
+        histories: the columns that are kept; None = there are none.
 
     Example: `hb.EmbeddingCollection(schema, hb.make_tables(schema, dim=16))`
     """
@@ -50,6 +51,7 @@ class EmbeddingCollection(TableModule):
         features: Schema | Sequence[Feature],
         tables: Mapping[str, Table] | Sequence[Table],
         buckets: Sequence[int] = (),
+        histories: HistoryStore | None = None,
     ) -> None:
         schema = None
         if not isinstance(features, Sequence):
@@ -65,9 +67,8 @@ class EmbeddingCollection(TableModule):
         every = tables.items() if isinstance(tables, Mapping) else enumerate(tables)
         for name, table in every:
             check_table(f"tables.{name}", table)
-        histories = None
-        if schema is not None and schema.kept:
-            histories = HistoryStore(schema, _by_name(tables))
+        if schema is not None:
+            histories = HistoryStore.of(schema, _by_name(tables))
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]

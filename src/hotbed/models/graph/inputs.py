@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Dense, Id, Schema
+from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.modules import EmbeddingCollection, Feature
 from hotbed.models.graph.description import KeyPlace, Node
 from hotbed.models.graph.kinds import NUM_ROWS, Shape
@@ -59,7 +60,7 @@ class GraphInputs(nn.Module):
         self.pads = nn.ModuleList()
         for suffix in dict.fromkeys(input.suffix for input in inputs if not input.is_dense):
             group = [input for input in inputs if not input.is_dense and input.suffix == suffix]
-            collection = _collection(group, tables)
+            collection = _collection(group, tables, HistoryStore.of(schema, tables))
             self.collections.append(collection)
             self._views.append([_view(input, collection) for input in group if not input.length])
             self._histories.append(
@@ -222,10 +223,8 @@ def _columns(names: Sequence[str], node: Node, schema: Schema) -> list[Any]:
 def _column(name: str, node: Node, place: KeyPlace, schema: Schema) -> Any:
     """Return a column of the role and pooling that an input takes."""
     role = Dense if node.kind == "dense" else Id
-    choices: dict[str, Any] = {}
-    for column in schema.columns:
-        if isinstance(column, role):
-            choices[column.name] = column
+    columns: Sequence[Any] = schema.dense if role is Dense else schema.ids
+    choices = {column.name: column for column in columns}
     if name not in choices:
         problem = f"not a column of the schema with the role {role.__name__}"
         raise place.error(problem, name, did_you_mean(name, choices))
@@ -237,8 +236,13 @@ def _column(name: str, node: Node, place: KeyPlace, schema: Schema) -> Any:
     return column
 
 
-def _collection(group: Sequence[_Input], tables: Mapping[str, Table]) -> EmbeddingCollection:
-    """Return the lookup of inputs that have the same suffix."""
+def _collection(
+    group: Sequence[_Input], tables: Mapping[str, Table], histories: HistoryStore | None
+) -> EmbeddingCollection:
+    """Return the lookup of inputs that have the same suffix.
+
+    `histories`: the columns that the model keeps.
+    """
     first = group[0]
     used: dict[str, Table] = {}
     features: dict[str, Feature] = {}
@@ -254,7 +258,7 @@ def _collection(group: Sequence[_Input], tables: Mapping[str, Table]) -> Embeddi
             if name not in used:
                 used[name] = table.like(name, first.dim or table.dim) if first.suffix else table
             features[column.name] = Feature(column.name, name, column.pooling)
-    return EmbeddingCollection(list(features.values()), list(used.values()))
+    return EmbeddingCollection(list(features.values()), list(used.values()), histories=histories)
 
 
 def _view(input: _Input, collection: EmbeddingCollection) -> _View:

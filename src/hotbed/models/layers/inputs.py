@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Id, Schema
+from hotbed.embedding.histories import HistoryStore
 from hotbed.embedding.modules import EmbeddingCollection, Feature
 from hotbed.embedding.tables import check_table
 from hotbed.errors import ConfigError, RowShapeError, SchemaError
@@ -269,7 +270,10 @@ class LinearTerm(nn.Module):
         features = [
             Feature(column.name, f"{column.table}.linear", column.pooling) for column in schema.ids
         ]
-        self.collection = EmbeddingCollection(features, weights) if features else None
+        self.collection: EmbeddingCollection | None = None
+        if features:
+            histories = HistoryStore.of(schema, tables)
+            self.collection = EmbeddingCollection(features, weights, histories=histories)
         self.dense_columns = [column.name for column in schema.dense]
         self.dense_weights: nn.Parameter | None = None
         if schema.dense:
@@ -372,12 +376,16 @@ def table_of(tables: Mapping[str, Table], column: Id) -> Table:
 
 
 def _refuse_sequences(schema: Schema, known: Collection[str] = ()) -> None:
+    """Raise ConfigError for a feature of pooling "none" that a model does not read."""
     for column in schema.ids:
         if column.pooling == "none" and column.name not in known:
+            advice = "Use sum, mean or max, a model with histories (DIN, DIEN, BST)"
+            if column in schema.kept_features:
+                advice = "Name it in the histories of DIN, DIEN or BST, keep an hb.Count instead"
             raise ConfigError(
                 f"{column.name}: this model takes no sequence features, got pooling 'none'. "
-                "Use sum, mean or max, a model with histories (DIN, DIEN, BST), or write your own "
-                "network around hb.EmbeddingCollection and hb.models.layers.PadSequence."
+                f"{advice}, or write your own network around hb.EmbeddingCollection and "
+                "hb.models.layers.PadSequence (docs/histories.md)."
             )
 
 
