@@ -58,7 +58,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.rows: dict[str, dict[int, list[float]]] = {name: {} for name in DIMS}
         self.now, self.max_bytes = 0, max_bytes
         self.change(([3], list(range(20))), [])
-        self.cache = hb.EmbeddingCache(self.store, "fake", max_bytes, self.policy, preload=preload)
+        self.cache = hb.EmbeddingCache(
+            self.store, "fake", max_bytes, self.policy, preload=preload, deadline_seconds=60
+        )
         self.lookups = [self.cache.lookup(self.store.versions[0], FEATURES)]
 
     def change(self, written: tuple[list[int], list[int]], removed: list[int]) -> None:

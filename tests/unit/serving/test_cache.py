@@ -54,7 +54,7 @@ def test_cached_scores_equal_those_without_a_cache(
 ) -> None:
     server = hb.ParameterServer()
     version = server.load("m", exported)
-    cache = hb.EmbeddingCache(server, "m", max_bytes, policy, preload)
+    cache = hb.EmbeddingCache(server, "m", max_bytes, policy, preload, deadline_seconds=60)
     cached = hb.InferenceSession(version, cache)
     asked = [
         {**draw(n, seed), "user": np.arange(seed, seed + n)}
@@ -75,7 +75,9 @@ def test_context_of_one_sample_holds_for_all_candidates(
     exported: Path, session: hb.InferenceSession
 ) -> None:
     server = hb.ParameterServer()
-    cached = hb.InferenceSession(server.load("m", exported), hb.EmbeddingCache(server, "m"))
+    cached = hb.InferenceSession(
+        server.load("m", exported), hb.EmbeddingCache(server, "m", deadline_seconds=60)
+    )
     columns = draw(20, 3)
     context = {"user": 7, "genres": "g1|g2"}
     rest = {name: values for name, values in columns.items() if name not in context}
@@ -96,7 +98,7 @@ def test_a_delta_drops_the_rows_that_it_changed_and_no_others(
     for seed in (2, 3, 4):
         for reader in follower.poll():
             version = server.load("m", reader)
-            cache = cache or hb.EmbeddingCache(server, "m", preload=0.0)
+            cache = cache or hb.EmbeddingCache(server, "m", preload=0.0, deadline_seconds=60)
             sessions[version.version] = hb.InferenceSession(version, cache)
             plain[version.version] = hb.InferenceSession(version).predict(trainer.asked)
             for number, one in sessions.items():  # those before read past the cache
@@ -120,7 +122,7 @@ def test_a_delta_drops_the_rows_that_it_changed_and_no_others(
 def test_newest_version_of_the_store_is_cached_whatever_its_number() -> None:
     store = one_table({1: [1.0, 2.0]})
     store.publish({"t": {1: [3.0, 4.0]}})
-    cache = hb.EmbeddingCache(store, "fake", 1 << 16)
+    cache = hb.EmbeddingCache(store, "fake", 1 << 16, deadline_seconds=60)
     look(cache.lookup(store.versions[1], FEATURES), 1)
     store.asked.clear()
     again = store.versions.pop(0)
@@ -134,7 +136,7 @@ def test_newest_version_of_the_store_is_cached_whatever_its_number() -> None:
 
 def test_version_with_other_tables_starts_an_empty_cache() -> None:
     store = one_table({1: [1.0, 2.0]})
-    cache = hb.EmbeddingCache(store, "fake", 1 << 16)
+    cache = hb.EmbeddingCache(store, "fake", 1 << 16, deadline_seconds=60)
     old = cache.lookup(store.versions[0], FEATURES)
     store.configs = {
         "t": dict(describe(hb.Table("t", 3).config)),
@@ -151,7 +153,7 @@ def test_version_with_other_tables_starts_an_empty_cache() -> None:
 def test_all_misses_of_a_request_are_fetched_at_once_and_each_id_once() -> None:
     store = store_of(hb.Table("t", 2), hb.Table("u", 1))
     version = store.publish({"t": {1: [1.0, 2.0]}, "u": {5: [5.0]}})
-    lookup = hb.EmbeddingCache(store, "fake").lookup(
+    lookup = hb.EmbeddingCache(store, "fake", deadline_seconds=60).lookup(
         version, [("x", "t", "sum"), ("y", "u", "mean"), ("z", "t", "max")]
     )
     ids = {
@@ -290,7 +292,7 @@ def test_failures_of_simultaneous_requests_count_as_one(monkeypatch: pytest.Monk
 
 def test_failure_of_a_dropped_version_does_not_delay_the_next() -> None:
     store = one_table({1: [1.0, 2.0]})
-    cache = hb.EmbeddingCache(store, "fake", preload=0.0)
+    cache = hb.EmbeddingCache(store, "fake", preload=0.0, deadline_seconds=60)
     before = cache.lookup(store.versions[0], FEATURES)
 
     def find(wanted: Any, seconds: float | None = None) -> Any:
@@ -334,7 +336,7 @@ def test_requests_without_a_deadline_raise_errors_of_the_store() -> None:
 def test_preload_takes_the_rows_that_training_counted_most() -> None:
     store = one_table({one: [float(one), 0.0] for one in range(1000)})
     store.hottest = {"t": list(range(999, -1, -1))}
-    cache = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.5)
+    cache = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.5, deadline_seconds=60)
     assert 15 <= cache.num_rows <= 50
     store.asked.clear()
     lookup = cache.lookup(store.versions[0], FEATURES)
@@ -342,21 +344,21 @@ def test_preload_takes_the_rows_that_training_counted_most() -> None:
     assert look(lookup, *hottest) == ([[float(one), 0.0] for one in hottest], 0)
     assert store.asked == []
     assert cache.hit_rate == 1.0
-    empty = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.0)
+    empty = hb.EmbeddingCache(store, "fake", 40 * 100, preload=0.0, deadline_seconds=60)
     assert (empty.num_rows, empty.hit_rate) == (0, 0.0)
 
 
 def test_store_that_is_silent_at_the_start_costs_only_the_hot_rows() -> None:
     store = one_table({1: [1.0, 2.0]})
     store.hottest, store.silent = {"t": [1]}, True
-    cache = hb.EmbeddingCache(store, "fake")
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=60)
     store.silent = False
     assert look(cache.lookup(store.versions[0], FEATURES), 1) == ([[1.0, 2.0]], 0)
 
 
 def test_cache_counts_hits_misses_and_fetches() -> None:
     store = one_table({1: [1.0, 2.0]})
-    cache = hb.EmbeddingCache(store, "fake")
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=60)
     lookup = cache.lookup(store.versions[0], FEATURES)
     look(lookup, 1, 2, 2)
     look(lookup, 1, 2, 3, 3)

@@ -40,7 +40,7 @@ def lru_rate(trace: NDArray[np.int64], rows: int) -> float:
 
 def rate_of(trace: NDArray[np.int64], policy: Policy, max_bytes: int) -> tuple[float, int]:
     store = one_table({})
-    cache = hb.EmbeddingCache(store, "fake", max_bytes, policy, preload=0.0)
+    cache = hb.EmbeddingCache(store, "fake", max_bytes, policy, preload=0.0, deadline_seconds=60)
     lookup = cache.lookup(store.versions[0], FEATURES)
     for one in trace:
         lookup({"x": hb.Ids(one.reshape(1))}, 1)
@@ -64,7 +64,7 @@ def test_lfu_forgets_what_was_popular_once() -> None:
     trace = power_law(2_000, 30_000, 1)
     moved = power_law(2_000, 60_000, 2) + 10_000
     store = one_table({})
-    cache = hb.EmbeddingCache(store, "fake", 200 * 40, "lfu", preload=0.0)
+    cache = hb.EmbeddingCache(store, "fake", 200 * 40, "lfu", preload=0.0, deadline_seconds=60)
     lookup = cache.lookup(store.versions[0], FEATURES)
     for one in trace:
         lookup({"x": hb.Ids(one.reshape(1))}, 1)
@@ -81,7 +81,7 @@ def test_tables_of_several_widths_share_the_bytes_by_what_is_asked_for() -> None
     for policy in POLICIES:
         store = store_of(hb.Table("narrow", 1), hb.Table("wide", 64))
         version = store.publish({"narrow": {}, "wide": {}})
-        cache = hb.EmbeddingCache(store, "fake", 100_000, policy, preload=0.0)
+        cache = hb.EmbeddingCache(store, "fake", 100_000, policy, preload=0.0, deadline_seconds=60)
         narrow = cache.lookup(version, [("x", "narrow", "sum")])
         wide = cache.lookup(version, [("x", "wide", "sum")])
         rng = np.random.default_rng(0)

@@ -275,7 +275,7 @@ def test_rows_may_come_from_a_parameter_server(
     held = Held(tmp_path / "rows", f"ranker={exported}")
     store = hb.ParameterServer.connect(f"grpc://127.0.0.1:{held.port}")
     try:
-        cache = hb.EmbeddingCache(store, "ranker")
+        cache = hb.EmbeddingCache(store, "ranker", deadline_seconds=60)
         session = hb.InferenceSession(store.model("ranker"), cache)
         for _ in range(2):  # the second time out of the cache
             assert relative(session.predict(needed), expected) < 1e-6

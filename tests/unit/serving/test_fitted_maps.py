@@ -314,7 +314,7 @@ def test_a_server_of_a_parameter_server_fetches_maps(
     assert not any(str(tmp_path / "rows") in str(fitted.path) for fitted in version.schema.maps)
     columns = draw(60, 12)
     expected = trained.predict(columns)
-    session = hb.InferenceSession(version, hb.EmbeddingCache(store, "ranker"))
+    session = hb.InferenceSession(version, hb.EmbeddingCache(store, "ranker", deadline_seconds=60))
     assert np.abs(session.predict(columns) - expected).max() < 1e-6
     store.close()
     server = Process(f"m=grpc://127.0.0.1:{rows.port}/ranker", "--set", "cache_deadline_seconds=5")

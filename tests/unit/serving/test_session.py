@@ -39,7 +39,7 @@ def test_a_path_and_a_cache_serve_what_the_caches_server_serves(
     server = hb.ParameterServer()
     version = server.load("m", exported)
     for config_file in (exported, version):
-        cached = hb.InferenceSession(config_file, EmbeddingCache(server, "m"))
+        cached = hb.InferenceSession(config_file, EmbeddingCache(server, "m", deadline_seconds=60))
         for _ in range(2):  # what the cache lacks, and what it holds
             assert (cached.predict(ASKED) == session.predict(ASKED)).all()
         assert cached.model.digest == version.digest
