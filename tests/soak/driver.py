@@ -8,7 +8,8 @@ outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `
 events with `events`. Other keys:
 
 * `source`: "files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" =
-  DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords
+  DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords. With `bootstrap` the
+  Parquet files of DIR/events come before the topic
 * `join`: two topics are joined instead, with its keywords; the answer then has `learned`, the number
   and the label of each sample, and `counts` of the join
 * `cut_log`: messages before the newest state are not there any more
@@ -428,6 +429,7 @@ class _Seen:
         version = hb.ParameterServer().load("kept", reader)
         size = run.example.num_samples
         first = int(np.searchsorted(self._requests["t"].to_numpy(), self._newest))
+        first = max(0, first - self._every * size // 2)  # half of them come late
         asked = self._requests.slice(first, self._every * size)
         kept = hb.InferenceSession(version).ask(asked).kept
         self._write(
@@ -530,11 +532,12 @@ def _source(config: dict[str, Any], root: Path) -> Any:
     if "join" in config:
         return _join(**config["join"])
     source = config.get("source", "files")
+    parquet = hb.sources.Parquet(str(root / "events" / "*.parquet"))
     if isinstance(source, dict):
-        return hb.sources.Kafka(**source)
+        topic = hb.sources.Kafka(**source)
+        return hb.sources.Concat([parquet, topic]) if config.get("bootstrap") else topic
     if source == "follow":
         return hb.sources.Follow(root / "events", **config.get("follow", {}))
-    parquet = hb.sources.Parquet(str(root / "events" / "*.parquet"))
     if source == "concat":
         return hb.sources.Concat([hb.sources.Csv(str(root / "events" / "*.csv")), parquet])
     return parquet
