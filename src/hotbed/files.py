@@ -8,6 +8,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import io
 import logging
 import mmap
 import os
@@ -329,7 +330,7 @@ def digest_of(
         OSError: it cannot be read.
     """
     digest = DIGESTS[kind]()
-    with open(path, "rb", buffering=0, opener=_open_regular) as file:
+    with open_regular(path) as file:
         piece = memoryview(bytearray(min(_PIECE_BYTES, 1 + os.fstat(file.fileno()).st_size)))
         while num_bytes := file.readinto(piece):
             if not is_wanted():
@@ -347,14 +348,18 @@ def map_file(path: Path) -> memoryview:
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    with open(path, "rb", opener=_open_regular) as file:
+    with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size <= _READ_BYTES:
             return memoryview(file.read())
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def open_regular(path: Where) -> io.FileIO:
+    """Open a file to read it, unbuffered; OSError for others, such as a pipe that would block."""
+    return open(path, "rb", buffering=0, opener=_open_regular)
+
+
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file to read it; OSError for others, such as a pipe, which would be waited for."""
     handle = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle

@@ -494,7 +494,7 @@ def _age(folder: str) -> str:
 def _changes(job: Job) -> Sequence[JobAnswer] | str:
     """Return an answer for each key that differs from the job.json of the output."""
     try:
-        written = bytes(open_store(job.output).read("job.json"))
+        written = open_store(job.output).read("job.json")
     except FormatError:
         return "no job.json in the output"
     before = dict(_flat("", json.loads(written)))

@@ -435,7 +435,7 @@ def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersio
         graph is None
         or schema != served.schema
         or graph.ids != served.graph.get("ids")
-        or bytes(link.read(graph.file)) != served.graph_bytes()
+        or link.read(graph.file) != served.graph_bytes()
     ):
         raise ConfigError(
             f"InferenceSession: {path} is not the model that the cache's server serves, got model "

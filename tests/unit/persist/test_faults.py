@@ -5,14 +5,19 @@ and saving keeps the last good state.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import resource
 import shutil
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -40,7 +45,7 @@ RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
 
 def learn(table: hb.Table, ids: Any) -> None:
     slots = table.find_or_insert(np.repeat(np.asarray(ids, np.int64), 2))
-    table.update(slots, np.full((len(slots), 2), 0.5, np.float32))
+    table.update(slots, np.full((len(slots), table.dim), 0.5, np.float32))
     table.find_or_insert(np.arange(10_000, 10_005) + 5 * table.step)  # these wait for admission
 
 
@@ -54,14 +59,14 @@ def state_of(table: hb.Table, step: int = 0) -> State:
     )
 
 
-def chain(where: Any, steps: int = 3) -> list[Saved]:
+def chain(where: Any, steps: int = 3, dim: int = 2, num_rows: int = 30) -> list[Saved]:
     """A full and deltas with every kind of file."""
     torch.manual_seed(0)
-    table = hb.Table("t", 2, rule=RULE, **POLICY)
+    table = hb.Table("t", dim, rule=RULE, **POLICY)
     table.track()
     saves: list[Saved] = []
     for step in range(steps):
-        learn(table, range(step * 10, step * 10 + 30))
+        learn(table, range(step * 10, step * 10 + num_rows))
         table.remove(np.array([step * 10 + 5], np.int64))
         saves.append(
             write(where, capture(state_of(table, step), step > 0), 9, saves[-1] if saves else None)
@@ -438,3 +443,86 @@ def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, b
     outcomes = died(deaths)
     assert outcomes == sorted(outcomes, reverse=True)
     assert SERVER < sum(outcomes) < len(outcomes)
+
+
+READER = """
+import json, sys
+import hotbed as hb
+from hotbed.persist import Replica, content_digest, open_checkpoint, verify
+
+folder = sys.argv[1]
+
+def applied():
+    replica = Replica()
+    replica.apply(open_checkpoint(folder))
+    return content_digest(replica.tables)
+
+def copied():
+    for link in open_checkpoint(folder).links:
+        for name in link.manifest.files:
+            link.read(name)
+
+reads = [lambda: verify(folder), lambda: content_digest(open_checkpoint(folder)), applied, copied]
+expected = [read() for read in reads]
+for line in sys.stdin:
+    refused = 0
+    for read, right in zip(reads, expected):
+        try:
+            assert read() == right
+        except hb.errors.PersistError as error:
+            assert folder in str(error), error
+            refused += 1
+    print(refused, flush=True)
+"""
+
+
+def test_files_that_others_cut_are_whole_or_refused_and_end_no_reader(tmp_path: Path) -> None:
+    chain(tmp_path, dim=64, num_rows=5000)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert max(map(len, files.values())) > 2 << 20  # more than a block, and more than a pointer
+    command = [sys.executable, "-c", READER, os.fspath(tmp_path)]
+    refused = 0
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as reader:
+        assert ask(reader) == refused == 0
+        while refused < 8:
+            with cut_and_restored(files):
+                refused += ask(reader)
+            assert ask(reader) == 0  # all is as before
+    assert reader.returncode == 0
+
+
+@contextlib.contextmanager
+def cut_and_restored(files: Mapping[Path, bytes]) -> Iterator[None]:
+    """Change files in place, as a copy over them does, until the block ends; then they are whole."""
+    ended = threading.Event()
+    turns = random.Random(0)
+
+    def change() -> None:
+        while not ended.is_set():
+            path, data = turns.choice(list(files.items()))
+            with open(path, "r+b", buffering=0) as file:
+                place = turns.randrange(len(data))
+                if turns.random() < 0.5:
+                    file.truncate(place)
+                else:
+                    os.pwrite(file.fileno(), bytes(len(data) - place), place)
+                os.pwrite(file.fileno(), data, 0)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def ask(reader: subprocess.Popen[str]) -> int:
+    """Let the reader read all, and return how often it refused what it found."""
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    reader.stdin.write("read\n")
+    reader.stdin.flush()
+    answer = reader.stdout.readline()
+    assert answer, reader.wait()  # minus the number of the signal that ended it
+    return int(answer)

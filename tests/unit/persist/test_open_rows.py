@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,7 @@ class FromFiles:
 
     def batches(self, log: str) -> Iterator[pa.RecordBatch]:
         if log in self.files:
-            yield from arrow_batches(memoryview(self.files[log]), log)
+            yield from arrow_batches(partial(io.BytesIO, self.files[log]), log)
 
 
 def saved(rows: Any) -> FromFiles:

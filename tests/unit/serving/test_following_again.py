@@ -183,9 +183,9 @@ def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -
     (manifest,) = (trainer.folder / "published").glob(f"checkpoint-*/{MANIFEST_FILE}")
     hangs = f"""
 import threading
-from hotbed.persist.container import store
-real = store.map_file
-store.map_file = lambda path: (threading.Event().wait() if str(path) == {str(manifest)!r} else real(path))
+from hotbed import files
+real = files.open_regular
+files.open_regular = lambda path: (threading.Event().wait() if str(path) == {str(manifest)!r} else real(path))
 """
     source = ("--watch", trainer.folder / "published")
     server = Process(f"m={trainer.folder / 'export'}", *source, before=hangs)

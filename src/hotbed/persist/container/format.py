@@ -13,9 +13,11 @@ import itertools
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import RawIOBase
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +36,7 @@ from hotbed.persist.container.check.rows import (
     removed_types,
     row_types,
 )
+from hotbed.persist.container.checked_file import CheckedFile, CheckedReader
 from hotbed.persist.container.manifest import (
     Arrays,
     ChainEntry,
@@ -52,7 +55,7 @@ from hotbed.persist.container.row_files import (
     write_batches,
 )
 from hotbed.persist.container.row_order import RowCuts, merged_rows, partition_ranges
-from hotbed.persist.container.sink import HashedFile
+from hotbed.persist.container.sink import PIECE_BYTES, HashedFile
 from hotbed.persist.container.store import (
     ADVICE,
     MANIFEST_FILE,
@@ -158,6 +161,12 @@ class CheckpointWriter:
             file.write(data)
         self.files[name] = file
 
+    def copy(self, name: str, file: RawIOBase) -> None:
+        """Write one file with all bytes of an open one."""
+        with self._draft.create(name) as target:
+            shutil.copyfileobj(file, target, PIECE_BYTES)
+        self.files[name] = target
+
     def write_batches(self, name: str, batches: Iterable[pa.RecordBatch]) -> int:
         """Write one Arrow IPC file and return its rows; without batches write no file."""
         iterator = iter(batches)
@@ -217,7 +226,7 @@ class Link:
     store: CheckpointStore
     folder: str
     manifest: Manifest
-    _contents: dict[str, memoryview] = field(default_factory=dict, repr=False)  # checked files
+    _files: dict[str, CheckedFile] = field(default_factory=dict, repr=False)
     _sound: set[str] = field(default_factory=set, repr=False)  # parts whose rows were checked
 
     @property
@@ -229,38 +238,35 @@ class Link:
         """Return where a file of the folder lies, for messages."""
         return self.store.place(f"{self.folder}/{name}")
 
-    def read(self, name: str) -> memoryview:
-        """Return the bytes of one file.
+    def open(self, name: str) -> CheckedReader:
+        """Open one file to read it, once its digest was found right.
 
         Raises:
-            FormatError: the file is missing, torn or changed; the message names it.
+            FormatError: the file is missing, torn or changed; the message names it. Reading raises
+                it too.
         """
-        if name in self._contents:
-            return self._contents[name]
-        entry = self.manifest.files.get(name)
-        if entry is None:
-            raise FormatError(
-                f"{self._place(name)}: a part refers to it, but it is not listed, got "
-                f"{len(self.manifest.files)} files in {MANIFEST_FILE}. {ADVICE}"
-            )
-        data = self.store.read(f"{self.folder}/{name}")
-        if len(data) != entry.bytes:
-            raise FormatError(
-                f"{self._place(name)}: torn, got {len(data)} bytes instead of {entry.bytes}. "
-                f"{ADVICE}"
-            )
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != entry.sha256:
-            raise FormatError(
-                f"{self._place(name)}: changed since it was written, got SHA-256 {digest} instead "
-                f"of {entry.sha256}. {ADVICE}"
-            )
-        self._contents[name] = data
-        return data
+        return self._checked(name).open()
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of one file, which need as much memory; raises what `open` does."""
+        with self.open(name) as file:
+            return file.read()
 
     def batches(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of one Arrow file, without copying."""
-        return arrow_batches(self.read(name), self._place(name))
+        """Yield the record batches of one Arrow file, each read when it is asked for."""
+        return arrow_batches(self._checked(name).open, self._place(name))
+
+    def _checked(self, name: str) -> CheckedFile:
+        if name not in self._files:
+            entry = self.manifest.files.get(name)
+            if entry is None:
+                raise FormatError(
+                    f"{self._place(name)}: a part refers to it, but it is not listed, got "
+                    f"{len(self.manifest.files)} files in {MANIFEST_FILE}. {ADVICE}"
+                )
+            opener = self.store.opener(f"{self.folder}/{name}")
+            self._files[name] = CheckedFile(opener, entry, self._place(name))
+        return self._files[name]
 
     def verify(self, owned: OwnedPartitions = every_partition) -> None:
         """Check every file, and that the rows are those of their tables.
@@ -278,7 +284,7 @@ class Link:
             left_out |= {part.file for part in entry.all_parts if not holds(part, is_owned)}
         names = [name for name in self.manifest.files if name not in left_out]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            _exhaust(pool.map(self.read, names))
+            _exhaust(pool.map(self._checked, names))
             _exhaust(pool.map(_exhaust, self._all_parts(left_out)))
         for entry in self.manifest.tables:
             for batches in self.waiting(entry.name):
@@ -358,11 +364,11 @@ class Link:
             sketch = checked_sketch(self.batches(file), entry, self._place(file))
         return WaitingIds(candidates, sketch)
 
-    def dense(self) -> memoryview:
+    def dense(self) -> bytes:
         """Return the bytes of the safetensors file; empty without a dense part."""
         part = self.manifest.dense
         if part is None or part.file is None:
-            return memoryview(b"")
+            return b""
         return self.read(part.file)
 
     def tensors(self) -> list[DenseTensor]:
@@ -375,14 +381,23 @@ class Link:
         if not data:
             return []
         with self._decoding("dense"):
-            plain = safetensors.deserialize(bytes(data))
+            plain = safetensors.deserialize(data)
         tensors = []
         for name, tensor in plain:
-            data = memoryview(tensor["data"])
-            tensors.append(DenseTensor(name, tensor["dtype"], tensor["shape"], data))
+            numbers = memoryview(tensor["data"])
+            tensors.append(DenseTensor(name, tensor["dtype"], tensor["shape"], numbers))
         return sorted(tensors, key=lambda tensor: tensor.name)
 
-    def arrays(self) -> Arrays:
+    def tree(self, member: str) -> Any:
+        """Return `tree` or `random` of `progress` with NumPy arrays; {} if nothing was kept."""
+        part = self.manifest.progress
+        if part is None:
+            return {}
+        arrays = self._arrays()
+        with self._decoding("progress"):
+            return decode(getattr(part, member), arrays)
+
+    def _arrays(self) -> Arrays:
         """Return the arrays of `progress` by the names in its trees."""
         part = self.manifest.progress
         if part is None or part.file is None:
@@ -390,15 +405,6 @@ class Link:
         data = self.read(part.file)
         with self._decoding("progress"):
             return unpacked(data)
-
-    def tree(self, member: str) -> Any:
-        """Return `tree` or `random` of `progress` with NumPy arrays; {} if nothing was kept."""
-        part = self.manifest.progress
-        if part is None:
-            return {}
-        arrays = self.arrays()
-        with self._decoding("progress"):
-            return decode(getattr(part, member), arrays)
 
     @contextlib.contextmanager
     def _decoding(self, member: str) -> Iterator[None]:
@@ -514,7 +520,7 @@ class Reader:
         """Return the counts of the ids that wait for admission to a table."""
         return self.newest_link.waiting(table)
 
-    def dense(self) -> memoryview:
+    def dense(self) -> bytes:
         """Return the bytes of the safetensors file; empty without a dense part."""
         return self.newest_link.dense()
 
@@ -524,7 +530,7 @@ class Reader:
 
     def arrays(self) -> Arrays:
         """Return the arrays of `progress` by the names in its trees."""
-        return self.newest_link.arrays()
+        return self.newest_link._arrays()
 
     @property
     def progress(self) -> Any:
@@ -630,7 +636,7 @@ def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) ->
     """Return one checkpoint folder without its chain."""
     name = f"{folder}/{MANIFEST_FILE}"
     place = store.place(name)
-    data = bytes(store.read(name))
+    data = store.read(name)
     if sha256 is not None:
         actual = hashlib.sha256(data).hexdigest()
         if actual != sha256:
@@ -653,7 +659,7 @@ def highest_version(store: CheckpointStore) -> int:
     for place in stores:
         for folder in place.folders():
             with contextlib.suppress(FormatError, ValueError, LookupError, TypeError):
-                plain = json.loads(bytes(place.read(f"{folder}/{MANIFEST_FILE}")))
+                plain = json.loads(place.read(f"{folder}/{MANIFEST_FILE}"))
                 highest = max(highest, int(plain["version"]))
     return highest
 

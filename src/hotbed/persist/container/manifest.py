@@ -451,9 +451,9 @@ def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return data
 
 
-def unpacked(data: memoryview | bytes) -> Arrays:
+def unpacked(data: bytes) -> Arrays:
     """Return the arrays in the bytes of a safetensors file: the inverse of `packed`."""
-    arrays: Arrays = safetensors.numpy.load(bytes(data))
+    arrays: Arrays = safetensors.numpy.load(data)
     return arrays
 
 

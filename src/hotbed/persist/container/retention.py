@@ -67,7 +67,7 @@ def _leased_digests(store: CheckpointStore) -> set[str]:
     digests = set[str]()
     for name in store.files(_PREFIX):
         try:
-            content = json.loads(bytes(store.read(name)))
+            content = json.loads(store.read(name))
             if content["written"] > time.time() - LEASE_SECONDS:
                 digests.update(map(str, content["digests"]))
             else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from io import RawIOBase
 
 import numpy as np
 import pyarrow as pa
@@ -61,25 +62,32 @@ def write_batches(file: HashedFile, batches: Iterable[pa.RecordBatch]) -> int:
     return num_rows
 
 
-def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow IPC file, without copying.
+def arrow_batches(opener: Callable[[], RawIOBase], place: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow IPC file, each read when it is asked for.
+
+    Args:
+        opener: opens the file.
+        place: where it lies, for messages.
 
     Raises:
         FormatError: it is not an Arrow file of uncompressed columns; compressed buffers could be a
-            thousand times larger in memory. The message names `place`.
+            thousand times larger in memory.
     """
     try:
-        if bytes(data[: len(_MAGIC)]) != _MAGIC:
-            raise pa.ArrowInvalid("it does not begin as one")
-        with pa.ipc.open_file(pa.py_buffer(data)) as file:
-            schema = file.schema
-            names = schema.names  # raises here where a name is not UTF-8
-            num_batches = file.num_record_batches
-        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
-        if messages.read_next_message().type != "schema" or not names:
-            raise pa.ArrowInvalid("it does not begin with a schema of columns")
-        for _ in range(num_batches):
-            yield _checked_batch(messages.read_next_message(), schema)
+        with opener() as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise pa.ArrowInvalid("it does not begin as one")
+            source = pa.PythonFile(file, mode="r")
+            with pa.ipc.open_file(source) as footer:
+                schema = footer.schema
+                names = schema.names  # raises here where a name is not UTF-8
+                num_batches = footer.num_record_batches
+            source.seek(len(_MAGIC))
+            messages = pa.ipc.MessageReader.open_stream(source)
+            if messages.read_next_message().type != "schema" or not names:
+                raise pa.ArrowInvalid("it does not begin with a schema of columns")
+            for _ in range(num_batches):
+                yield _checked_batch(messages.read_next_message(), schema)
     except _NOT_ARROW as error:
         message = f"{place}: not an Arrow IPC file of rows, got {error}. {ADVICE}"
         raise FormatError(message) from error

@@ -15,10 +15,13 @@ import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
 
 from hotbed import files, objects
 from hotbed.errors import FormatError, PersistError
@@ -93,8 +96,20 @@ class CheckpointStore(ABC):
         """Return the argument of `open_checkpoint` for one checkpoint: a Path, or a URL as text."""
 
     @abstractmethod
-    def read(self, name: str) -> memoryview:
-        """Return the bytes of a file; raise FormatError naming it if it is missing."""
+    def opener(self, name: str) -> Callable[[], RawIOBase]:
+        """Return what opens a file, as often as it is called; an object is fetched once.
+
+        Raises:
+            FormatError: the file is missing; so does what is returned.
+        """
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a small file; raise FormatError naming it if it is missing."""
+        try:
+            with self.opener(name)() as file:
+                return file.readall()
+        except OSError as error:
+            raise _unreadable(self.place(name), error) from error
 
     @abstractmethod
     def exists(self, name: str) -> bool: ...
@@ -151,6 +166,10 @@ def open_store(where: Where) -> CheckpointStore:
     return LocalStore(place) if isinstance(place, Path) else ObjectStore(place)
 
 
+def _unreadable(place: str, error: OSError) -> FormatError:
+    return FormatError(f"{place}: missing or unreadable, got {error.strerror or error}. {ADVICE}")
+
+
 def split(where: Where) -> tuple[Where, str]:
     """Return the root and the name of a checkpoint folder's own path."""
     place = resolve(where)
@@ -201,7 +220,7 @@ def _name_of(number: int) -> str:
 class LocalStore(CheckpointStore):
     """A local folder. A checkpoint appears by a rename, and `CURRENT` is replaced by another.
 
-    Files are mapped into memory when they are read.
+    Files are read, not mapped: another process may cut them.
     """
 
     def __init__(self, root: Path) -> None:
@@ -213,14 +232,16 @@ class LocalStore(CheckpointStore):
     def path(self, folder: str) -> Where:
         return self.root / folder
 
-    def read(self, name: str) -> memoryview:
-        try:
-            return map_file(self.root / name)
-        except OSError as error:
-            raise FormatError(
-                f"{self.root / name}: missing or unreadable, got {error.strerror or error}. "
-                f"{ADVICE}"
-            ) from error
+    def opener(self, name: str) -> Callable[[], RawIOBase]:
+        path = self.root / name
+
+        def opened() -> RawIOBase:
+            try:
+                return files.open_regular(path)
+            except OSError as error:
+                raise _unreadable(str(path), error) from error
+
+        return opened
 
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
@@ -235,7 +256,7 @@ class LocalStore(CheckpointStore):
                     f"{self.root / CURRENT_FILE}: missing beside states, got {', '.join(folders)}. "
                     f"{self._advice()}"
                 )
-        match = _POINTER.fullmatch(bytes(self.read(CURRENT_FILE)))
+        match = _POINTER.fullmatch(self.read(CURRENT_FILE))
         if match is None:
             raise FormatError(
                 f"{self.root / CURRENT_FILE}: torn or changed, got no checkpoint's name and "
@@ -406,18 +427,18 @@ class ObjectStore(CheckpointStore):
     def path(self, folder: str) -> Where:
         return self.place(folder)
 
-    def read(self, name: str) -> memoryview:
+    def opener(self, name: str) -> Callable[[], RawIOBase]:
         path = f"{self._root}/{name}"
         try:
             if objects.repeated(lambda: self._fs.size(path)) <= self._in_memory_bytes:
-                return memoryview(objects.repeated(lambda: self._fs.cat_file(path)))
-            with tempfile.NamedTemporaryFile(prefix="hotbed-read-") as file:
-                objects.repeated(lambda: self._fs.get_file(path, file.name))
-                return map_file(Path(file.name))
+                data = memoryview(objects.repeated(lambda: self._fs.cat_file(path)))
+            else:
+                with tempfile.NamedTemporaryFile(prefix="hotbed-read-") as file:
+                    objects.repeated(lambda: self._fs.get_file(path, file.name))
+                    data = map_file(Path(file.name))  # no other process knows this file
         except OSError as error:
-            raise FormatError(
-                f"{self.place(name)}: missing or unreadable, got {error}. {ADVICE}"
-            ) from error
+            raise _unreadable(self.place(name), error) from error
+        return lambda: pa.BufferReader(data)
 
     def exists(self, name: str) -> bool:
         self._fs.invalidate_cache()

@@ -288,18 +288,19 @@ def _is_version(path: Path) -> bool:
 
 def _messages(link: Link) -> Iterator[bytes]:
     for name in link.manifest.files:
-        data = link.read(name)
-        for start in range(0, max(1, len(data)), CHUNK_BYTES):  # an empty file is a message too
-            head = {
-                "digest": link.manifest.digest,
-                "version": link.manifest.version,
-                "file": name,
-                "at": start,
-            }
-            yield _framed(head, data[start : start + CHUNK_BYTES])
+        num_bytes = link.manifest.files[name].bytes
+        with link.open(name) as file:
+            for start in range(0, max(1, num_bytes), CHUNK_BYTES):  # an empty file is a message too
+                head = {
+                    "digest": link.manifest.digest,
+                    "version": link.manifest.version,
+                    "file": name,
+                    "at": start,
+                }
+                yield _framed(head, file.read(CHUNK_BYTES))
 
 
-def _framed(head: Mapping[str, Any], data: memoryview) -> bytes:
+def _framed(head: Mapping[str, Any], data: bytes) -> bytes:
     return json.dumps(head).encode() + b"\n" + data
 
 

@@ -165,7 +165,8 @@ def compact(where: Where) -> Saved | None:
             manifest = replace(manifest, open_rows=write_open_rows(writer, rows))
         for name in newest.manifest.files:
             if name not in row_files:
-                writer.write(name, newest.read(name))
+                with newest.open(name) as file:
+                    writer.copy(name, file)
         tables = []
         for number, name in enumerate(reader.table_names):
             tables.append(write_merged(writer, number, reader, name))

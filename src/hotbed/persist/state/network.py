@@ -56,7 +56,7 @@ def read_tensors(reader: Reader) -> dict[str, Tensor]:
         return {}
     # clones lie where torch's allocator aligns them: with other alignments kernels may give other
     # last bits
-    tensors = safetensors.torch.load(bytes(data))
+    tensors = safetensors.torch.load(data)
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 

@@ -124,7 +124,7 @@ def _chosen(store: CheckpointStore, number: int | None) -> str:
 
 
 def _point(store: LocalStore, folder: str) -> None:
-    manifest = bytes(store.read(f"{folder}/{MANIFEST_FILE}"))
+    manifest = store.read(f"{folder}/{MANIFEST_FILE}")
     with writing(store.place("")):
         store.point(folder, hashlib.sha256(manifest).hexdigest())
 
