@@ -154,6 +154,7 @@ class RequestEncoder:
             schema, [each for each in of_rows if isinstance(each, Dense)], float
         )
         self._kept = [_feature(schema, each) for each in schema.kept_features]
+        self._time = schema.time if self._kept else None
         encoded_ids = [each.name for each in schema.kept_features if isinstance(each, Id)]
         self._types = {**schema.types, **dict.fromkeys(encoded_ids, "integer")}
         self._raw = self._ids.raw | self._dense.raw
@@ -197,7 +198,7 @@ class RequestEncoder:
         dense = dict[str, Any]()
         rest = self._encode_plain(values, ids, dense)
         rest += [feature for feature in self._kept if feature.raw <= values.keys()]
-        time = self._time(values)
+        time = self._times(values)
         if not rest:
             return ScoreRequest(ids, dense, num_samples, time)
         once = [feature for feature in rest if feature.raw <= shared.keys()]
@@ -210,10 +211,10 @@ class RequestEncoder:
             self._encode_rest(each, values, ids, dense)
         return ScoreRequest(ids, dense, num_samples, time)
 
-    def _time(self, values: Mapping[str, Any]) -> IdArray | None:
+    def _times(self, values: Mapping[str, Any]) -> IdArray | None:
         """Return the times of a request that has some, if the model keeps histories."""
-        column = self._schema.time
-        if not self._kept or column is None or column.source not in values:
+        column = self._time
+        if column is None or column.source not in values:
             return None
         schema = self._schema
         encode = Encoder(Schema([column], schema.types, schema.shapes, rules=schema.rules))

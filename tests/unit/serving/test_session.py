@@ -5,6 +5,8 @@ of another model.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError
 from hotbed.serving.cache import EmbeddingCache
+from hotbed.serving.request import RequestEncoder
 from hotbed.serving.stores.base import ModelVersion
 
 from .conftest import draw
@@ -121,3 +124,32 @@ def test_threads_share_a_session(session: hb.InferenceSession) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(session.predict, requests))
     assert all((one == other).all() for one, other in zip(found, expected, strict=True))
+
+
+def _calls_of_a_request(num_columns: int) -> Counter[str]:
+    """Return how often each function is called while a request of plain columns is encoded."""
+    ids = {f"c{number}": np.arange(10) for number in range(num_columns)}
+    numbers = {f"d{number}": np.ones(10, np.float32) for number in range(num_columns)}
+    encode = RequestEncoder(hb.Schema([*map(hb.Id, ids), *map(hb.Dense, numbers)]))
+    request = {**ids, **numbers}
+    encode(request)
+    calls = Counter[str]()
+
+    def count(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+        elif event == "c_call":
+            calls[function.__name__] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        encode(request)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_plain_column_costs_a_request_no_call_but_that_of_its_length() -> None:
+    more = _calls_of_a_request(11) - _calls_of_a_request(1)
+    assert more == {"len": 20, "add": 20}
