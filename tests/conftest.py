@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # no test asserts a time; `make soak` draws many examples
-settings.register_profile("hotbed", deadline=None, max_examples=12)
+settings.register_profile("hotbed", deadline=None, max_examples=8)
 settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("hotbed")
 

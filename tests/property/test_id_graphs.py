@@ -141,7 +141,7 @@ def batch(n: int, seed: int) -> list[Tensor]:
     return [ids[:, 0].contiguous(), ids[:, 1:].contiguous(), price]
 
 
-@settings(max_examples=settings.default.max_examples // 6)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(formulas, min_size=8, max_size=8), st.booleans())
 def test_the_id_graph_equals_the_forward_pass(chosen: list[Formula], is_followed: bool) -> None:
     model = Computed(chosen, is_followed=is_followed)

@@ -98,7 +98,7 @@ class Door:
 
     @cached_property
     def file(self) -> dict[str, Any]:
-        return yaml.safe_load((FOLDER / f"{self.name}_parameters.yaml").read_text())
+        return yaml.load((FOLDER / f"{self.name}_parameters.yaml").read_text(), yaml.CSafeLoader)
 
     @property
     def sections(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from schedule import in_soak
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DecodeError, SchemaError
@@ -54,7 +55,7 @@ def source(tmp_path: Path) -> hb.sources.Parquet:
     return hb.sources.Parquet(str(tmp_path / "raw-*.parquet"))
 
 
-@pytest.fixture(autouse=True, params=[1, 5])
+@pytest.fixture(autouse=True, params=in_soak([1, 5], quick={5}))
 def num_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Small chunks, and one or more buckets."""
     small = partial(partitions_of, chunk_rows=17)

@@ -156,13 +156,13 @@ def many(world: Any) -> Callable[[], hb.Dataset]:
 
 @pytest.fixture
 def learned(many: Any, network: Any) -> Callable[..., Any]:
-    """learned(depth, policies): the state of a model that was trained, and what `Declared` saw."""
+    """learned(depth, policies, epochs): a trained model's state, and what `Declared` saw."""
 
-    def learn(depth: int, policies: dict[str, Any]) -> Any:
+    def learn(depth: int, policies: dict[str, Any], epochs: int = 2) -> Any:
         model = hb.RecModel(network(**policies), "bce", "adam")
         watch = Declared()
         callbacks = [Evict(step_interval=17, seconds_interval=64 * 9), watch]
-        model.fit(Ahead(many(), depth=depth), epochs=2, callbacks=callbacks, progress=False)
+        model.fit(Ahead(many(), depth=depth), epochs=epochs, callbacks=callbacks, progress=False)
         return everything(model), watch
 
     return learn
@@ -205,9 +205,9 @@ def test_threads_of_the_core_change_no_bit(learned: Any) -> None:
 def test_tables_whose_maps_depend_on_updates_are_not_mapped_ahead(
     learned: Any, policies: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone, _ = learned(0, policies)
+    alone, _ = learned(0, policies, epochs=1)
     with caplog.at_level(logging.INFO, "hotbed"):
-        ahead, watch = learned(2, policies)
+        ahead, watch = learned(2, policies, epochs=1)
     assert alone == ahead
     assert not any(watch.ahead.values())
     assert f"no batch is mapped ahead: {reason}" in caplog.text

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 
-EXAMPLES = 8
+EXAMPLES = 5
 STEP = 1e-7  # of the central differences
 DIFFERENCES = 12  # elements of one tensor whose gradient is compared
 TRAINED_ROWS = 12
