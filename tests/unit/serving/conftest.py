@@ -134,11 +134,11 @@ def at_it(*works: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def again_and_again(*works: Callable[[], object]) -> Iterator[None]:
-    """Threads that call each of `works` every few milliseconds until the end of the block."""
+    """Threads that call each of `works` 50 times a second at most until the end of the block."""
     stop = threading.Event()
 
     def repeat(work: Callable[[], object]) -> None:
-        while not stop.wait(0.005):
+        while not stop.wait(0.02):
             work()
 
     with at_it(*(partial(repeat, work) for work in works)):
@@ -206,10 +206,14 @@ def running(exported: Path) -> Iterator[Running]:
 
 
 def wait_for(found: Any, what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    until = time.monotonic() + seconds
+    """Ask until something is found; an answer that takes long is asked for less often."""
+    began = time.monotonic()
+    until = began + seconds
     while not found():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
+        asked = time.monotonic()
+        assert asked < until, what
+        time.sleep(min(max(0.05, 2 * (asked - began)), 1))
+        began = time.monotonic()
 
 
 def damage_rows(rows: Path) -> None:
