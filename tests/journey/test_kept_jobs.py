@@ -146,7 +146,9 @@ def test_a_draft_proposes_what_can_be_kept_of_its_columns(
 def test_a_plan_has_the_rows_that_training_keeps(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_job, "SECONDS", 0.05)
     monkeypatch.setattr(of_job, "_alone", lambda call, *arguments: call(*arguments))
-    planned = plan(job, Wishes())
+    of_two = [of_job.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01, 1.0)] * 2
+    monkeypatch.setattr("hotbed.parallel.probe.on_two_ranks", lambda *arguments: of_two)
+    planned = plan(job, Wishes(ranks=2))
     trained = hb.load(job.output)
     rows = {table.name: float(table.rows.sum()) for table in planned.work.tables}
     # entries that one read of many rows drops at once may never become an older row
@@ -154,13 +156,11 @@ def test_a_plan_has_the_rows_that_training_keeps(job: Job, monkeypatch: pytest.M
         {name: len(table) for name, table in trained.tables.items()}, abs=1.5
     )
     assert rows["before.older"] > 5
-    assert [of_ranks.ranks for of_ranks in planned.plans] == [1]
+    alone, of_ranks = planned.plans
+    assert alone.rows.sum() == of_ranks.rows.sum() == pytest.approx(sum(rows.values()))
+    assert alone.rows.max() > of_ranks.rows.max()
     keys = rows["before.newest"]
     assert any(f"'before' is kept of {keys:.0f} keys by 'user'" in note for note in planned.notes)
-    with pytest.raises(
-        ConfigError, match="--ranks: a job with histories is planned for one process"
-    ):
-        plan(job, Wishes(ranks=2))
 
 
 def learn(network: torch.nn.Module, ratings: pl.DataFrame) -> None:

@@ -29,8 +29,13 @@ from on_disk import on_disk
 
 import hotbed as hb
 from hotbed.embedding.hashing import partition
+from hotbed.embedding.histories import history_tables
 from hotbed.embedding.modules import histories_of
 from hotbed.errors import ConfigError
+from hotbed.job.sampled_tables import SampledHistories, table_facts
+from hotbed.parallel import Placement
+from hotbed.parallel.forecast.messages import sent_for_histories
+from hotbed.parallel.hosts import Hosts
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest, part_digests
 from hotbed.persist.upkeep.kept import kept_entries
@@ -101,7 +106,13 @@ def learn(folder: str, first: int, last: int, tier: Any, kind: str) -> dict[str,
     )
     metrics = model.evaluate(later, callbacks=[judge_of_scores])
     assert judge.num_seen == NUM_ROWS + 2 * BATCH
-    return {"metrics": metrics, "scores": np.asarray(model.predict(later)).tobytes()}
+    scores = np.asarray(model.predict(later)).tobytes()
+    if model.learner.shard.size > 1:
+        shown = hb.callbacks.Windows(samples=BATCH, scored="shown")
+        arriving = hb.Dataset(hb.sources.Follow(folder, pattern="*.csv"), SCHEMA)
+        with pytest.raises(ConfigError, match="'shown' scores impressions in one process"):
+            model.online_train(arriving, shown, progress=False)
+    return {"metrics": metrics, "scores": scores}
 
 
 def states_of(folder: Path) -> list[Any]:
@@ -139,10 +150,14 @@ def test_ranks_keep_what_one_process_keeps(
     assert shown[0] == shown[1] != []
 
 
-def learn_by_loop(folder: str, num_batches: int, last: int) -> str:
+NUM_BATCHES = 12
+
+
+def learn_by_loop(folder: str, last: int) -> tuple[str, int, int]:
     """Learn in a plain loop, from the state in the folder up to the batch `last`.
 
-    Each rank reads its part of a batch. Returns what the loop says to parts that are filled alone.
+    Each rank reads its part of a batch. Returns what `fill` says to a part alone, and the bytes and
+    messages that this rank sends to fill the last batch.
     """
     torch.manual_seed(3)
     tables = hb.make_tables(SCHEMA, dim=4)
@@ -158,7 +173,7 @@ def learn_by_loop(folder: str, num_batches: int, last: int) -> str:
         reader = hb.checkpoints.open_checkpoint(folder)
         hb.checkpoints.restore(reader, state)
         first = reader.manifest.counters["steps"]
-    ratings = crowded_ratings(num_batches * BATCH)
+    ratings = crowded_ratings(NUM_BATCHES * BATCH)
     every_batch = list(hb.Dataset(hb.sources.Memory(ratings), SCHEMA, BATCH))
     size = BATCH // loop.shard.size
     own_rows = slice(loop.shard.rank * size, (loop.shard.rank + 1) * size)
@@ -175,18 +190,44 @@ def learn_by_loop(folder: str, num_batches: int, last: int) -> str:
             optimizer.zero_grad()
     assert judge.num_seen == last * BATCH
     hb.checkpoints.save(folder, replace(state, counters={"steps": last}))
-    try:
+    if loop.shard.size == 1:
+        return "", 0, 0
+    shard: Any = loop.shard
+    traffic = shard._ranks.traffic
+    num_bytes, messages = traffic.sent_bytes, traffic.messages
+    histories.fill(every_batch[-1], leaves=False)
+    num_bytes, messages = traffic.sent_bytes - num_bytes, traffic.messages - messages
+    with pytest.raises(ConfigError) as error:
         histories.fill(every_batch[-1][own_rows], leaves=True)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    return str(error.value), num_bytes, messages
+
+
+def sent_as_planned() -> list[tuple[float, float]]:
+    """Return the bytes and messages that a plan says of the last batch, by rank."""
+    batches = list(
+        hb.Dataset(hb.sources.Memory(crowded_ratings(NUM_BATCHES * BATCH)), SCHEMA, BATCH)
+    )
+    sampled = SampledHistories(SCHEMA, BATCH, 1)
+    for batch in batches:
+        list(sampled.fill(batch))
+    tables = history_tables(SCHEMA)
+    zeros = np.zeros(256)
+    facts = [table_facts(table, zeros, zeros) for table in tables.values()]
+    owners = Placement(2, 4).owners
+    rows = [
+        np.bincount(owners(name)[partition(ids)], minlength=2)
+        for name, ids in sampled.rows_of(batches[-1]).items()
+    ]
+    assert rows[1].any(), "no user has older rows"
+    sent = sent_for_histories(facts, Hosts.of([0, 1]), np.stack(rows))
+    return list(zip(sent.num_bytes.sum((0, 1)), sent.messages.sum((0, 1)), strict=True))
 
 
 def test_loops_of_ranks_keep_what_a_loop_of_one_process_keeps(tmp_path: Path) -> None:
-    ranks_of(learn_by_loop, 1, str(tmp_path / "one"), 12, 12)
-    ranks_of(learn_by_loop, 2, str(tmp_path / "several"), 12, 5)
-    errors = ranks_of(learn_by_loop, 2, str(tmp_path / "several"), 12, 12)
+    ranks_of(learn_by_loop, 1, str(tmp_path / "one"), NUM_BATCHES)
+    ranks_of(learn_by_loop, 2, str(tmp_path / "several"), 5)
+    of_ranks = ranks_of(learn_by_loop, 2, str(tmp_path / "several"), NUM_BATCHES)
     digests = [content_digest(open_checkpoint(tmp_path / name)) for name in ("several", "one")]
     assert digests[0] == digests[1]
-    for error in errors:
-        assert "rows of a batch with histories" in error
+    assert [sent for _, *sent in of_ranks] == [list(sent) for sent in sent_as_planned()]
+    assert all("rows of a batch with histories" in error for error, _, _ in of_ranks)

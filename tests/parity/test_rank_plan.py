@@ -21,12 +21,13 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import torch
 from forked import ranks_of
+from kept_ratings import read_ratings
 
 import hotbed as hb
 from hotbed.job import workload as of_job
 from hotbed.job.job import Job
 from hotbed.job.planning import Wishes, plan
-from hotbed.job.sampled_tables import table_facts
+from hotbed.job.sampled_tables import SampledHistories, table_facts
 from hotbed.parallel import RankWork
 from hotbed.parallel.forecast.ranks import LinkSpeed, Workload, planned
 
@@ -38,10 +39,14 @@ SOAKED = [(3, 1), (6, 2), (6, 3)]
 
 
 def model_with_policies() -> hb.RecModel:
-    """A model whose questions have times, scores and counts, and whose tables have a cap."""
+    """A model whose questions have times, scores and counts, whose tables have a cap, and which
+    keeps a count.
+    """
     torch.manual_seed(1)
     columns = [hb.Id("user"), hb.Id("item"), hb.Id("tags", table="word", pooling="mean")]
-    schema = hb.Schema([hb.Label("y"), hb.Time("at"), *columns, hb.Id("title", table="word")])
+    columns += [hb.Id("title", table="word")]
+    clicks = hb.Count("clicks", by="item", where={"y": 1}, windows=[60], every=5)
+    schema = hb.Schema([hb.Label("y"), hb.Time("at"), *columns, clicks])
     policies = {
         "user": {"admit": hb.MinCount(2)},
         "item": {"evict": [hb.Lfu(2048, half_life_seconds=60.0), hb.Ttl(days=1)], "dim": 8},
@@ -75,11 +80,14 @@ def trained() -> list[RankWork]:
 def workload() -> Workload:
     """The same model and batches, as a plan sees them."""
     model = model_with_policies()
+    sampled = SampledHistories(model.schema, 64, 2)
+    for batch in batches():
+        list(sampled.fill(batch))
     rows = np.zeros(256)
     dense = [parameter.numel() for parameter in hb.dense_parameters(model.network)]
     return Workload(
         tables=[table_facts(table, rows, rows) for table in model.tables.values()],
-        batches=[of_job._sampled_batch(model, batch) for batch in batches()],
+        batches=[of_job._sampled_batch(model, batch, sampled) for batch in sampled.last],
         batch_size=64,
         grains=GRAINS,
         modules=1,
@@ -158,3 +166,33 @@ def test_memory_and_bytes_of_a_job_are_as_planned(tmp_path: Path) -> None:
         memory, sent = peaks_and_bytes(tmp_path, ranks)
         assert of_ranks.most_memory == pytest.approx(memory, rel=0.10)
         assert of_ranks.sent_bytes.max() == pytest.approx(sent, rel=0.05)
+
+
+KEPT_JOB = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: time, name: at, column: timestamp, unit: s}
+    - {kind: id, name: user, column: userId}
+    - {kind: id, name: movie, column: movieId}
+    - {kind: history, name: before, of: [movie], by: user, where: {liked: 1}, length: 20}
+    - {kind: count, name: likes, by: movie, where: {liked: 1}, windows: [86400], every: 600}
+train: {kind: csv, path: ratings.csv}
+model: {kind: din, histories: {before: movie}, hidden: [8]}
+tables: {dim: 4}
+fit: {batch_size: 512}
+grains: 4
+baselines: false
+"""
+
+
+@pytest.mark.soak
+def test_bytes_of_a_job_that_keeps_histories_are_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read_ratings(ROOT, 200_000).write_csv("ratings.csv")
+    Path("job.yaml").write_text(KEPT_JOB)
+    of_ranks = plan(Job.read("job.yaml"), Wishes(ranks=2)).plans[-1]
+    _, sent = peaks_and_bytes(tmp_path, 2)
+    assert of_ranks.sent_bytes.max() == pytest.approx(sent, rel=0.05)

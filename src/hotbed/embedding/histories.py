@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,8 +66,13 @@ def history_tables(schema: Schema, tier: Tier | None = None) -> dict[str, Table]
     return tables
 
 
-def rows_here(tables: Mapping[str, Table], wanted: Mapping[str, Int64Array]) -> Rows:
-    """Return the rows [n, dim] of ids [n] by table; zeros for those that other ranks have."""
+def rows_here(
+    tables: Mapping[str, Table], wanted: Mapping[str, Int64Array], *, learns: bool = False
+) -> Rows:
+    """Return the rows [n, dim] of ids [n] by table; zeros for those that other ranks have.
+
+    `learns`: whether they are read for rows that are then learned.
+    """
     rows: Rows = {}
     for name, ids in wanted.items():
         table = tables[name]
@@ -86,8 +92,8 @@ class HistoryStore:
     Attributes:
         columns: that are kept.
         features: the names of what they give a network.
-        read_tables: returns the rows of ids by table. On several ranks all call it with the same
-            ids, and get the rows of all of them.
+        read_tables: returns the rows of ids by table, as `rows_here` does. On several ranks all
+            call it with the same ids, and get the rows of all of them.
 
     Raises:
         ConfigError: a table is missing, or has another shape.
@@ -97,8 +103,7 @@ class HistoryStore:
         self.schema = schema
         self.columns = [column for column in schema.kept if isinstance(column, KeptByKey)]
         self.features = [feature.name for feature in schema.kept_features]
-        self.read_tables: Callable[[Mapping[str, Table], Mapping[str, Int64Array]], Rows]
-        self.read_tables = rows_here
+        self.read_tables: Callable[..., Rows] = rows_here
         self.tables: dict[str, Table] = {}
         for name, wanted in history_tables(schema).items():
             table = tables.get(name)
@@ -129,7 +134,7 @@ class HistoryStore:
             DataError: the batch has no times, keys, or labels of `where`.
             ConfigError: on every rank: they have different rows.
         """
-        return self._filled(batch, self._read, leaves=leaves)
+        return self._filled(batch, partial(self._read, learns=leaves), leaves=leaves)
 
     def foreseen(self, batch: Batch) -> Batch:
         """Return a batch with those values that are kept in this process; it leaves nothing.
@@ -181,8 +186,8 @@ class HistoryStore:
         counts, ids = _core.older_rows(keys, newest.reshape(-1), column.kind_in(self.schema).lanes)
         return counts, ids
 
-    def _read(self, wanted: Mapping[str, Int64Array]) -> Rows:
-        return self.read_tables(self.tables, wanted)
+    def _read(self, wanted: Mapping[str, Int64Array], *, learns: bool) -> Rows:
+        return self.read_tables(self.tables, wanted, learns=learns)
 
     def _add(self, column: KeptByKey, kind: EntryKind, left: LeftEntries) -> None:
         """Add the entries that rows left to the rows of their keys."""
@@ -230,7 +235,7 @@ class HistoryStore:
         owners, places = np.unique(partitions, return_inverse=True)
         zeros = np.zeros(len(owners), np.int64)
         ids = _core.older_ids(owners, zeros, zeros)
-        rows = self._read({table.name: ids})[table.name].view(np.int32)
+        rows = self._read({table.name: ids}, learns=True)[table.name].view(np.int32)
         before = rows[:, 0].view(np.uint32).astype(np.int64)
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places)

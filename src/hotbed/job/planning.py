@@ -125,15 +125,12 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     work = replace(work, disk=None if slowest is None else slowest.times())
     of_hosts = (host_ranks << power for power in range(MOST_RANKS.bit_length()))
     numbers = sorted({1, *(number for number in of_hosts if number <= MOST_RANKS)})
-    if job.declared.kept:
-        numbers = [1]
-    elif wishes.ranks is not None:
+    if wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]
     needed = None
     if wishes.ram is not None:
-        most = 1 if job.declared.kept else MOST_RANKS
-        needed = needed_ranks(work, wishes.ram, most)
+        needed = needed_ranks(work, wishes.ram)
     notes = [
         *_disturbance(work, plans),
         *_shared_cores(work, plans),
@@ -166,12 +163,6 @@ def _check_wishes(job: Job, wishes: Wishes) -> None:
         raise ConfigError(
             f"--host-ranks: all hosts have as many ranks, got {host_ranks} for --ranks "
             f"{wishes.ranks}. Give a multiple of {host_ranks} as --ranks."
-        )
-    histories = [column.name for column in job.declared.kept]
-    if histories and (wishes.ranks or 1) > 1:
-        raise ConfigError(
-            f"--ranks: a job with histories is planned for one process, got {wishes.ranks} ranks "
-            f"and the history {histories[0]!r}. Leave --ranks out."
         )
 
 
@@ -222,8 +213,6 @@ def _kept_notes(job: Job, work: Workload) -> Iterator[str]:
             f"{column.name!r} is kept of {num_keys:,.0f} keys by {column.by!r}, with "
             f"{memory / max(num_keys, 1):,.0f} bytes of memory each."
         )
-    if job.declared.kept:
-        yield "Jobs that keep histories or counts are planned for one process."
 
 
 def _disturbance(work: Workload, plans: Sequence[RanksPlan]) -> Iterator[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -129,6 +130,32 @@ class SampledHistories:
         """Return the number of rows of each table."""
         return {name: len(table) for name, table in self._store.tables.items()}
 
+    def rows_of(self, batch: Batch) -> dict[str, NDArray[np.int64]]:
+        """Return the ids of the rows that a batch reads, by table."""
+        ids: dict[str, NDArray[np.int64]] = {}
+        for column in self._store.columns:
+            ids[column.newest_table] = keys_of(column, batch).keys
+            _, ids[column.older_table] = self._store.older_ids(column, ids[column.newest_table])
+        return ids
+
+    def begun(self) -> dict[str, int]:
+        """Return how many keys have had their first older row, by the table of these rows."""
+        begun: dict[str, int] = {}
+        for column in self._store.columns:
+            keys = self._keys[column.name]
+            num_older, _ = self._store.older_ids(column, keys.ids)
+            begun[column.older_table] = int((num_older > 0).sum()) * keys.scale
+        return begun
+
+    def seconds(self) -> float:
+        """Return the seconds of a processor to fill a batch, and to add what its rows leave."""
+        times = []
+        for batch in self.last:
+            began = time.thread_time()
+            self._store.fill(batch, leaves=True)
+            times.append(time.thread_time() - began)
+        return float(np.median(times))
+
     def ids(self) -> dict[str, DistinctIds]:
         """Return the ids of the rows of each table, and how often they are looked up.
 
@@ -245,4 +272,5 @@ def table_facts(
         capped=bool(caps),
         rows=rows,
         waiting=waiting,
+        is_kept=table.dtype == "int32",
     )

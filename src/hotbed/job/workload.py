@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,8 +74,6 @@ def workload_of(job: Job, rows: Mapping[str, float]) -> tuple[Workload, Sampled]
         ConfigError: `rows` names a table that the job does not have.
     """
     work, sampled = _alone(_measured, job.to_json(), dict(rows))
-    if job.declared.kept:  # one process keeps them
-        return work, sampled
     return _with_two_ranks(job, work), sampled
 
 
@@ -204,21 +202,27 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     _check_tables(rows, model.tables)
     process_bytes = _process_bytes(job, model)
     read = read_ids(job, model)
-    batches = read.last
-    if not batches:
+    if read.histories is not None:
+        batches = list(read.histories.last)
+    else:
         with contextlib.closing(_batches(job, model)) as every_batch:
             batches = list(islice(every_batch, BATCHES))
+    sampled_batches = [_sampled_batch(model, batch, read.histories) for batch in batches]
     steps = _step_seconds(job, schema, batches)
     sampled = read.sampled
     facts = [
         facts_of(table, tables.tier_of(name), read.ids[name], job, sampled, rows.get(name))
         for name, table in model.tables.items()
     ]
+    if read.histories is not None:
+        num_batches = sampled.samples / job.fit.batch_size
+        begun = read.histories.begun()
+        facts = [replace(fact, begun=begun.get(fact.name, 0) / num_batches) for fact in facts]
     dense = [1, *(parameter.numel() for parameter in hb.dense_parameters(model.network))]
     floats = [buffer for buffer in model.network.buffers() if buffer.is_floating_point()]
     work = Workload(
         tables=facts,
-        batches=[_sampled_batch(model, batch) for batch in batches],
+        batches=sampled_batches,
         batch_size=job.fit.batch_size,
         grains=model.grains,
         modules=len(_modules(model)),
@@ -227,6 +231,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
         step_seconds=steps.seconds,
         read_seconds=read.seconds,
         feature_seconds=read.seconds * _share_of_features(job, model),
+        history_seconds=0.0 if read.histories is None else read.histories.seconds(),
         cpu_share=steps.cpu_share,
         spread=steps.spread,
         score_seconds=_score_seconds(model, batches),
@@ -242,7 +247,7 @@ def _to_measure(job: Job) -> Job:
 
     The time of a disk is computed, because the few rows of a measurement would all be in memory.
     """
-    grains = 1 if job.declared.kept else 2
+    grains = 2
     with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
         grains = job.num_grains(grains)
     fit = replace(job.fit, torch_threads=job.fit.torch_threads or 1)
@@ -386,13 +391,13 @@ class ReadIds:
         ids: of each table.
         sampled: how much was read, and what it says of all.
         seconds: to read a batch of the job.
-        last: batches that were read last, with their histories; empty if the schema keeps none.
+        histories: that were filled; None = the schema keeps none.
     """
 
     ids: Mapping[str, DistinctIds]
     sampled: Sampled
     seconds: float
-    last: Sequence[Batch]
+    histories: SampledHistories | None
 
 
 def read_ids(
@@ -444,7 +449,7 @@ def read_ids(
         counted,
         Sampled(samples, whole, total, expected),
         seconds * job.fit.batch_size / max(samples, 1),
-        [] if histories is None else list(histories.last),
+        histories,
     )
 
 
@@ -474,21 +479,21 @@ def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
             yield feature.table, ids
 
 
-def _keys_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the tables of each history and count, and the keys that are looked up."""
-    for column in [] if model.histories is None else model.histories.columns:
-        for name in (column.newest_table, column.older_table):
-            yield name, batch.ids[column.by]
-
-
-def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
+def _sampled_batch(
+    model: RecModel, batch: Batch, histories: SampledHistories | None = None
+) -> SampledBatch:
+    """Return a batch as the plan sees it; `histories`: as they are before it."""
     from hotbed.parallel.forecast.ranks import SampledBatch, SampledIds
 
     samples: dict[str, list[Any]] = {name: [] for name in model.tables}
     values: dict[str, list[Any]] = {name: [] for name in samples}
-    for name, ids in chain(_ids_of(model, batch), _keys_of(model, batch)):
+    for name, ids in _ids_of(model, batch):
         samples[name].append(np.repeat(np.arange(batch.num_samples), ids.lengths()))
         values[name].append(ids.values)
+    if histories is not None:
+        for name, rows in histories.rows_of(batch).items():
+            samples[name].append(np.zeros(len(rows), np.int64))
+            values[name].append(rows)
     tables = []
     for name in samples:
         distinct, numbers = np.unique(np.concatenate(values[name]), return_inverse=True)

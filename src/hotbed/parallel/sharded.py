@@ -198,6 +198,7 @@ class ShardedLookup(NativeLookup):
         self._batches = OwnBatches(ranks, placement)
         self._exchanges: dict[tuple[Layouts, bool], TableExchange] = {}
         self._thread: AskingThread | None = None
+        self._read_traffic = Traffic()  # to read histories for the next step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLookup:
         """Return the lookup of a copied network: the copy has the same connections."""
@@ -225,6 +226,9 @@ class ShardedLookup(NativeLookup):
         assert isinstance(asked, RankAsked), "this lookup was asked"
         answer = _answer_of(asked)
         self._ranks.traffic.add_sent(answer.traffic.sent_bytes, answer.traffic.messages)
+        if asked.wanted.training:
+            self._ranks.traffic.add(self._read_traffic)
+            self._read_traffic = Traffic()
         plans = self._exchange(asked).take(answer.ids, grains)
         if self._thread is not None and asked.wanted.training:
             self._thread.go_on()
@@ -291,10 +295,17 @@ class ShardedLookup(NativeLookup):
             )
         super().update(parts, rates)
 
-    def read_tables(self, tables: Mapping[str, Table], wanted: Mapping[str, Int64Array]) -> Rows:
+    def read_tables(
+        self, tables: Mapping[str, Table], wanted: Mapping[str, Int64Array], *, learns: bool = False
+    ) -> Rows:
         """Return the rows [n, dim] of ids [n] by table, from their owners.
 
         All ranks want the rows of the same ids, so each sends those that it owns unasked.
+
+        Args:
+            tables: by name.
+            wanted: ids by table.
+            learns: whether they are read for the next step, to whose traffic they then count.
 
         Raises:
             ConfigError: on every rank: they want the rows of different ids.
@@ -312,7 +323,9 @@ class ShardedLookup(NativeLookup):
         for name, ids in wanted.items():
             digest = zlib.crc32(ids.tobytes(), zlib.crc32(name.encode(), digest))
         call = RankCall.of("read", self._ranks.place)
-        received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
+        counted = self._read_traffic if learns else self._ranks.traffic
+        with self._ranks.counting(counted):
+            received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
         if any(int(words[0]) != digest for words in received):
             name_difference(self._ranks, {"rows of a batch with histories": digest}, STEP)
         for rank, words in enumerate(received):

@@ -28,6 +28,11 @@ class Traffic:
         self.sent_bytes += num_bytes
         self.messages += messages
 
+    def add(self, other: Traffic) -> None:
+        """Count all that another one has counted."""
+        self.add_sent(other.sent_bytes, other.messages)
+        self.wait_seconds += other.wait_seconds
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Add the seconds that the `with` block lasts."""

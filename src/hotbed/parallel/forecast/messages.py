@@ -70,7 +70,7 @@ class StepFacts:
     """What decides the messages of a step.
 
     Attributes:
-        tables: of all collections.
+        tables: of all collections, but for those of histories.
         dense: numbers of values that ranks add, of each tensor.
         modules: collections of tables.
     """
@@ -116,6 +116,42 @@ def sent_in_step(facts: StepFacts, placement: Placement, hosts: Hosts, asked: Co
     if any(table.capped for table in facts.tables):
         calls.append(_gathered(WORD * len(facts.tables), hosts))
     return Sent.of_calls(calls)
+
+
+def sent_for_histories(tables: Sequence[TableFacts], hosts: Hosts, rows: Counts) -> Sent:
+    """Return what each rank sends for the histories of a step: newest rows, older rows, serials.
+
+    All ranks want the rows of the same keys, so each sends those that it owns to all others. Where
+    keys get their first older row, the last serial numbers of their partitions are sent, too.
+
+    Args:
+        tables: of histories: the newest rows of each column, and its older rows.
+        hosts: of the ranks.
+        rows: how many rows of each table the batch reads of each rank, [tables, ranks].
+    """
+    newest, older = rows[::2], rows[1::2]
+    calls = [
+        _rows_sent(tables[::2], newest, hosts).times(float(newest.any())),
+        _rows_sent(tables[1::2], older, hosts).times(float(older.any())),
+    ]
+    for table in tables[1::2]:
+        each = np.full((1, rows.shape[1]), table.begun / rows.shape[1])
+        calls.append(_rows_sent([table], each, hosts).times(min(table.begun, 1.0)))
+    return Sent.of_calls(calls)
+
+
+def _rows_sent(tables: Sequence[TableFacts], rows: Floats | Counts, hosts: Hosts) -> Sent:
+    """Return a call in which each rank sends all others a digest and rows, [tables, ranks]."""
+    ranks = rows.shape[1]
+    dims = np.array([table.dim for table in tables])
+    words = np.repeat(1.0 + np.ceil(dims @ rows / 2)[:, None], ranks, 1)
+    np.fill_diagonal(words, 0)
+    has_room = words <= ROOM
+    first = _exchanged(WORD * (HEAD_WORDS + words * has_room), hosts)
+    if has_room.all():
+        return first
+    rest = _exchanged(WORD * words * ~has_room, hosts)
+    return Sent(first.num_bytes + rest.num_bytes, first.messages + rest.messages)
 
 
 def _dense(

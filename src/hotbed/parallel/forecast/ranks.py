@@ -19,7 +19,15 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.parallel.hosts import Hosts
 from hotbed.parallel.placement import SCORED_TOGETHER, Placement
 
-from .messages import CALLS_OF_ROWS, FLOAT, Counts, Sent, StepFacts, sent_in_step
+from .messages import (
+    CALLS_OF_ROWS,
+    FLOAT,
+    Counts,
+    Sent,
+    StepFacts,
+    sent_for_histories,
+    sent_in_step,
+)
 from .tables import Floats, TableFacts
 
 MOST_RANKS = PARTITIONS
@@ -64,7 +72,10 @@ class SampledIds:
 
 @dataclass(frozen=True, eq=False)
 class SampledBatch:
-    """A batch of the job: where its grains end, and the ids of each table."""
+    """A batch of the job: where its grains end, and the ids of each table.
+
+    Those of a table of histories belong to no sample: each rank reads all of them.
+    """
 
     grain_ends: Sequence[int]
     tables: Sequence[SampledIds]
@@ -163,6 +174,7 @@ class Workload:
         step_seconds: by samples, rising: of a step in grains of the job's size, on one thread.
         read_seconds: of reading a batch.
         feature_seconds: those of them that ranks share out by grains; 0 = each reads all.
+        history_seconds: of a step: to fill the histories of its samples, which each rank does.
         link: between ranks, or between hosts that share it among their ranks.
         cores: of a machine, or of each host.
         crowding: how many times as long a process computes while other cores compute, too: they
@@ -194,6 +206,7 @@ class Workload:
     copy_seconds: float = 0.0
     slack_seconds: float = 0.0
     feature_seconds: float = 0.0
+    history_seconds: float = 0.0
     whole_host: bool = False
     host_ranks: int = 1
     host_link: LinkSpeed | None = None
@@ -357,16 +370,25 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         table_bytes += table.memory(owner, ranks)
         disk += table.disk(owner, ranks)
     hosts = work.hosts(ranks)
-    facts = StepFacts(work.tables, work.dense, work.modules)
+    kept = [table for table in work.tables if table.is_kept]
+    others = [table for table in work.tables if not table.is_kept]
+    facts = StepFacts(others, work.dense, work.modules)
     asked = np.zeros(ranks)
     steps = []
+    reads_of_steps = []
     for batch in work.batches:
         counts = _asked_of(work, batch, placement, owners)
         steps.append(sent_in_step(facts, placement, hosts, counts))
         asked += counts.sum((0, 1))
+        if kept:
+            counts = _kept_of(work, batch, owners, ranks)
+            reads_of_steps.append(sent_for_histories(kept, hosts, counts))
     sent = Sent.mean(steps) if steps else Sent.nothing(ranks)
+    read = Sent.mean(reads_of_steps) if reads_of_steps else Sent.nothing(ranks)
+    sent = Sent.of_calls([sent, read])
     sent_bytes = sent.num_bytes.sum((0, 1))
     reads = sum(table.reads(ranks) for table in work.tables)
+    of_histories = float(work.call_seconds(read).sum())
     return RanksPlan(
         ranks,
         placement.grains,
@@ -379,10 +401,9 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         times=_times(work, placement, sent, reads),
         disk=disk,
         reads=reads,
-        scored_seconds=_scored_seconds(work, placement, sent, 1),
-        evaluated_seconds=_scored_seconds(
-            work, placement, sent, math.ceil(SCORED_TOGETHER / work.batch_size)
-        ),
+        scored_seconds=_scored_seconds(work, placement, sent, 1) + of_histories,
+        evaluated_seconds=of_histories
+        + _scored_seconds(work, placement, sent, math.ceil(SCORED_TOGETHER / work.batch_size)),
         save_seconds=_save_seconds(work, float(rows.max()), float(disk.max())),
         state_bytes=None if work.save is None else work.save.row_bytes * float(rows.sum()),
     )
@@ -398,7 +419,9 @@ def _times(work: Workload, placement: Placement, sent: Sent, reads: float) -> di
     pressure = work.pressure(placement.ranks)
     ranks = placement.ranks
     grains = max(len(placement.grains_of(rank)) for rank in range(ranks))
-    network = pressure * seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    network = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    network += work.history_seconds * (1 - grains / placement.grains)
+    network *= pressure
     cores = work.cores // work.on_host(ranks)
     reading = work.read_seconds - work.feature_seconds * (1 - grains / placement.grains)
     reading = max(reading - network, 0.0) if cores > 1 else pressure * reading
@@ -451,12 +474,29 @@ def _save_seconds(work: Workload, rows: float, disk_bytes: float) -> float | Non
 def _asked_of(
     work: Workload, batch: SampledBatch, placement: Placement, owners: Sequence[NDArray[np.uint8]]
 ) -> Counts:
-    """Return how many ids each block asks each rank for, [tables, blocks, ranks]."""
+    """Return how many ids each block asks each rank for, [tables, blocks, ranks].
+
+    Nobody asks for the rows of histories.
+    """
     ends = batch.block_ends(placement)
     return np.stack(
         [
             ids.asked(ends, owner, placement.ranks)
-            for ids, owner in zip(batch.tables, owners, strict=True)
+            for table, ids, owner in zip(work.tables, batch.tables, owners, strict=True)
+            if not table.is_kept
+        ]
+    )
+
+
+def _kept_of(
+    work: Workload, batch: SampledBatch, owners: Sequence[NDArray[np.uint8]], ranks: int
+) -> Counts:
+    """Return how many rows of histories a batch reads of each rank, [tables of them, ranks]."""
+    return np.stack(
+        [
+            np.bincount(owner[ids.partitions], minlength=ranks)
+            for table, ids, owner in zip(work.tables, batch.tables, owners, strict=True)
+            if table.is_kept
         ]
     )
 
@@ -483,10 +523,10 @@ def seconds_of(measured: Mapping[int, float], samples: float) -> float:
     return float(np.interp(samples, sizes, times))
 
 
-def needed_ranks(work: Workload, ram: float, most: int = MOST_RANKS) -> int | None:
-    """Return the fewest ranks whose processes each fit into `ram` bytes; None: `most` do not."""
+def needed_ranks(work: Workload, ram: float) -> int | None:
+    """Return the fewest ranks whose processes each fit into `ram` bytes; None: no number does."""
     without_messages = replace(work, batches=())
-    for ranks in range(1, most + 1):
+    for ranks in range(1, MOST_RANKS + 1):
         fits = planned(without_messages, ranks).most_memory <= ram
         if fits and planned(work, ranks).most_memory <= ram:
             return ranks

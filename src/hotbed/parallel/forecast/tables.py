@@ -145,6 +145,8 @@ class TableFacts:
         rows: expected in each partition, [256].
         waiting: ids that wait for admission in each partition, [256].
         on_disk: what `hb.Ssd` takes; None = all rows lie in memory.
+        is_kept: whether it has rows of histories, which owners send to all ranks unasked.
+        begun: of older rows of histories: how many keys get their first one in a step.
     """
 
     name: str
@@ -156,6 +158,8 @@ class TableFacts:
     rows: Floats
     waiting: Floats
     on_disk: OnDisk | None = None
+    is_kept: bool = False
+    begun: float = 0.0
 
     def memory(self, owners: NDArray[np.uint8], ranks: int) -> Floats:
         """Return the bytes of rows, index and waiting ids on each rank; `owners`: as it says."""
