@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.histories import keys_of
+from hotbed.data.histories import keys_of, read_stored
 from hotbed.embedding.footprint import ledger_bytes, row_bytes
 from hotbed.embedding.hashing import mix64, partition
-from hotbed.embedding.histories import HistoryStore, history_tables
+from hotbed.embedding.histories import HistoryStore, history_tables, rows_here
 from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
 from hotbed.embedding.tier import Ssd, Tier
 from hotbed.job.job import Job
@@ -132,10 +132,15 @@ class SampledHistories:
 
     def rows_of(self, batch: Batch) -> dict[str, NDArray[np.int64]]:
         """Return the ids of the rows that a batch reads, by table."""
-        ids: dict[str, NDArray[np.int64]] = {}
-        for column in self._store.columns:
-            ids[column.newest_table] = keys_of(column, batch).keys
-            _, ids[column.older_table] = self._store.older_ids(column, ids[column.newest_table])
+        store = self._store
+        ids = {name: np.empty(0, np.int64) for name in store.tables}
+
+        def read(wanted: Mapping[str, NDArray[np.int64]]) -> Mapping[str, NDArray[np.float32]]:
+            ids.update(wanted)
+            return rows_here(store.tables, wanted)
+
+        keys = [keys_of(column, batch) for column in store.columns]
+        read_stored(store.columns, store.schema, keys, read)
         return ids
 
     def begun(self) -> dict[str, int]:
