@@ -131,16 +131,6 @@ class Ranks:
         """Return the same ranks with connections of their own, for another thread."""
         return Ranks(connect_again(call_timeout()))
 
-    @contextmanager
-    def counting(self, traffic: Traffic) -> Iterator[None]:
-        """Add what the `with` block sends to `traffic`."""
-        before = self.traffic
-        self.traffic = traffic
-        try:
-            yield
-        finally:
-            self.traffic = before
-
     def _wait_for(self, message: Callable[[], Any]) -> None:
         """Send a message of all ranks; raise RankLost where another one does not come."""
         wait = WatchedCall(self._left, lambda: shut(self._group))

@@ -323,9 +323,11 @@ class ShardedLookup(NativeLookup):
         for name, ids in wanted.items():
             digest = zlib.crc32(ids.tobytes(), zlib.crc32(name.encode(), digest))
         call = RankCall.of("read", self._ranks.place)
-        counted = self._read_traffic if learns else self._ranks.traffic
-        with self._ranks.counting(counted):
-            received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
+        traffic = self._ranks.traffic
+        if learns:
+            self._ranks.traffic = self._read_traffic
+        received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
+        self._ranks.traffic = traffic
         if any(int(words[0]) != digest for words in received):
             name_difference(self._ranks, {"rows of a batch with histories": digest}, STEP)
         for rank, words in enumerate(received):

@@ -129,7 +129,8 @@ def sent_for_histories(tables: Sequence[TableFacts], hosts: Hosts, rows: Counts)
         hosts: of the ranks.
         rows: how many rows of each table the batch reads of each rank, [tables, ranks].
     """
-    newest, older = rows[::2], rows[1::2]
+    newest = rows[::2]
+    older = rows[1::2]
     calls = [
         _rows_sent(tables[::2], newest, hosts).times(float(newest.any())),
         _rows_sent(tables[1::2], older, hosts).times(float(older.any())),

@@ -370,25 +370,20 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         table_bytes += table.memory(owner, ranks)
         disk += table.disk(owner, ranks)
     hosts = work.hosts(ranks)
-    kept = [table for table in work.tables if table.is_kept]
-    others = [table for table in work.tables if not table.is_kept]
-    facts = StepFacts(others, work.dense, work.modules)
+    asked_tables = [table for table in work.tables if not table.is_kept]
+    facts = StepFacts(asked_tables, work.dense, work.modules)
     asked = np.zeros(ranks)
     steps = []
-    reads_of_steps = []
     for batch in work.batches:
         counts = _asked_of(work, batch, placement, owners)
         steps.append(sent_in_step(facts, placement, hosts, counts))
         asked += counts.sum((0, 1))
-        if kept:
-            counts = _kept_of(work, batch, owners, ranks)
-            reads_of_steps.append(sent_for_histories(kept, hosts, counts))
+    sent_for_reads = _sent_for_histories(work, hosts, owners, ranks)
     sent = Sent.mean(steps) if steps else Sent.nothing(ranks)
-    read = Sent.mean(reads_of_steps) if reads_of_steps else Sent.nothing(ranks)
-    sent = Sent.of_calls([sent, read])
+    sent = Sent.of_calls([sent, sent_for_reads])
     sent_bytes = sent.num_bytes.sum((0, 1))
     reads = sum(table.reads(ranks) for table in work.tables)
-    of_histories = float(work.call_seconds(read).sum())
+    of_histories = float(work.call_seconds(sent_for_reads).sum())
     return RanksPlan(
         ranks,
         placement.grains,
@@ -488,17 +483,22 @@ def _asked_of(
     )
 
 
-def _kept_of(
-    work: Workload, batch: SampledBatch, owners: Sequence[NDArray[np.uint8]], ranks: int
-) -> Counts:
-    """Return how many rows of histories a batch reads of each rank, [tables of them, ranks]."""
-    return np.stack(
-        [
+def _sent_for_histories(
+    work: Workload, hosts: Hosts, owners: Sequence[NDArray[np.uint8]], ranks: int
+) -> Sent:
+    """Return what each rank sends for the histories of a step, in the mean of the batches."""
+    tables = [table for table in work.tables if table.is_kept]
+    if not tables or not work.batches:
+        return Sent.nothing(ranks)
+    steps = []
+    for batch in work.batches:
+        rows = [
             np.bincount(owner[ids.partitions], minlength=ranks)
             for table, ids, owner in zip(work.tables, batch.tables, owners, strict=True)
             if table.is_kept
         ]
-    )
+        steps.append(sent_for_histories(tables, hosts, np.stack(rows)))
+    return Sent.mean(steps)
 
 
 def process_memory(work: Workload, placement: Placement) -> Floats:
