@@ -209,7 +209,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Formula]] = {
 }
 
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 """Sums of float32 in another order; a wrong formula differs by 1e-3 and more."""
 
 
