@@ -343,7 +343,7 @@ def map_file(path: Path) -> memoryview:
     """Return the bytes of a file: a small one is read, a larger one mapped into memory.
 
     They stay valid when the file is removed. A mapped file that another process cuts ends this one
-    by SIGBUS, so pointers and manifests, which others replace, are read.
+    by SIGBUS: this is for files that Hotbed alone writes, and replaces by others.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.

@@ -111,7 +111,8 @@ def sliced(batches: Iterable[pa.RecordBatch], dim: int) -> Iterator[pa.RecordBat
 
 def id_column(batches: Iterable[pa.RecordBatch]) -> IdArray:
     """Return the column `id` of record batches, int64 [n]."""
-    parts = [batch.column("id").to_numpy() for batch in batches]
+    # copies: a view would keep the whole batch in memory
+    parts = [batch.column("id").to_numpy().copy() for batch in batches]
     return _joined(parts)
 
 

@@ -832,7 +832,7 @@ def main() -> None:
     """
     # at Python's thresholds, walks over all that is imported take a fifth of a start
     gc.set_threshold(10_000, 20, 20)
-    if sys.__stderr__ is not None:
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
     if processes.is_rank():
         _show_on_first()

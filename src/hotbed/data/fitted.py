@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.errors import ConfigError, FormatError
-from hotbed.files import map_file
+from hotbed.files import digest_of, open_regular
 from hotbed.frozen import FrozenRows, IdArray, RowArray, write_rows
 
 _BATCH_KEYS = 1 << 20
@@ -71,7 +72,7 @@ class FittedMap:
         if values is not None:
             rows = np.asarray(values, np.float32)
         write_rows(path, rows.shape[1], _batches(keys, rows))
-        return cls(path, _digest_of(path))
+        return cls(path, digest_of(path))
 
     def open(self) -> None:
         """Map the file into memory now, so that it may be removed from its folder.
@@ -104,25 +105,32 @@ class FittedMap:
         in_order[rows.slots(keys)] = keys
         return in_order
 
-    def data(self) -> memoryview:
+    def data(self) -> bytes:
         """Return the bytes of the file, after a check of their digest.
 
         Raises FormatError, which names the file, for a missing or changed one.
         """
+        with self._reading(), open_regular(self.path) as file:
+            data = file.readall()
+        self._check(hashlib.sha256(data).hexdigest())
+        return data
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            data = map_file(self.path)
+            yield
         except OSError as error:
             raise FormatError(
                 f"{self.path}: the fitted map cannot be read, got {str(error)!r}. Restore it from "
                 "a copy."
             ) from error
-        digest = hashlib.sha256(data).hexdigest()
+
+    def _check(self, digest: str) -> None:
         if digest != self.digest:
             raise FormatError(
                 f"{self.path}: the fitted map changed since it was written, got SHA-256 {digest} "
                 f"instead of {self.digest}. Restore it from a copy."
             )
-        return data
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FittedMap, (self.path, self.digest)
@@ -139,7 +147,9 @@ class FittedMap:
         with self._opening:
             rows = self._open.get(key)
             if rows is None:
-                self.data()
+                with self._reading():
+                    digest = digest_of(self.path)
+                self._check(digest)
                 rows = FrozenRows(self.path)
                 self._open[key] = rows
             return rows
@@ -154,7 +164,3 @@ def _batches(keys: IdArray, rows: RowArray) -> Iterable[pa.RecordBatch]:
             lanes = pa.array(rows[part].reshape(-1))
             columns["value"] = pa.FixedSizeListArray.from_arrays(lanes, width)
         yield pa.record_batch(columns)
-
-
-def _digest_of(path: Path) -> str:
-    return hashlib.sha256(map_file(path)).hexdigest()

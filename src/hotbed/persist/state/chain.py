@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hotbed.config import build
 from hotbed.embedding.table import Table
-from hotbed.errors import DeltaGap, ForkedLineage, PersistError
+from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.files import Where
 from hotbed.persist.container.format import CheckpointWriter, Link, Reader, Saved, open_checkpoint
 from hotbed.persist.container.manifest import Manifest
@@ -111,7 +111,9 @@ class Replica:
         Raises:
             DeltaGap: the deltas before a Link are missing.
             ForkedLineage: a Link belongs to a run that branched off.
-            FormatError: a file is bad; the message names it. The tables are then as before.
+            FormatError: a file is bad; the message names it. The tables are then as before, unless
+                the file was removed or changed after it was checked; then a full or a whole chain
+                is taken next.
         """
         link = state.newest_link if isinstance(state, Reader) else state
         links = [link]
@@ -124,8 +126,12 @@ class Replica:
             links = list(state.links)
         for link in links:
             link.verify()
-        for link in links:
-            self._take(link)
+        try:
+            for link in links:
+                self._take(link)
+        except FormatError:
+            self.lineage = Lineage()
+            raise
         return True
 
     def _take(self, link: Link) -> None:

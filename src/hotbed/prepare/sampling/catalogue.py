@@ -152,7 +152,10 @@ class Catalogue:
 
     @staticmethod
     def open(folder: Path) -> Catalogue:
-        """Return the catalogue that `write` wrote, mapped into memory."""
+        """Return the catalogue that `write` wrote, mapped into memory.
+
+        The folder is one of the preparation's own, so that no other process cuts its files.
+        """
         ends = [np.memmap(folder / name, np.int64, mode="r") for name in _COUNTS]
         file = pa.ipc.open_file(pa.memory_map(str(folder / "values.arrow")))
         return Catalogue(

@@ -200,7 +200,7 @@ class LogFolder:
 def _whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the batches of an open part up to the last whole one."""
     try:
-        with pa.memory_map(os.fspath(path)) as file, pa.ipc.open_stream(file) as stream:
+        with pa.OSFile(os.fspath(path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
     except (pa.ArrowException, OSError) as error:  # torn by a kill or a full disk
         log.info("%s: ends within a flush, which is not in the log: %s", path, error)

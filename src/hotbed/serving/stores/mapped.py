@@ -342,7 +342,10 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
-    """Return the bytes of a small file, checked by its digest, also once the file is removed."""
+    """Return the bytes of a small file, checked by its digest, also once the file is removed.
+
+    It may be mapped: Hotbed alone writes the folder, and replaces files there by others.
+    """
     path = _inside(folder, entry["file"])
     data = map_file(path)
     digest = hashlib.sha256(data).hexdigest()

@@ -184,17 +184,23 @@ def _rows_entry(path: Path) -> dict[str, Any]:
 
 
 class _Delta:
-    """The batches of rows, and the ids, that one delta holds of a table. It is read once."""
+    """What one delta holds of a table. Its ids are kept, and its rows read when they are needed.
+
+    Attributes:
+        removed: the ids without a row now.
+        changed: the ids with a new row or without one now: each once, rising.
+    """
 
     def __init__(self, link: Link, table: str, dim: int) -> None:
-        self.batches = list(sliced(link.parts(table), dim))
+        self._link = link
+        self._table = table
+        self._dim = dim
         self.removed = id_column(link.removed(table))
+        self.changed = np.union1d(id_column(self.batches()), self.removed)
 
-    @property
-    def changed(self) -> IdArray:
-        """The ids with a new row or without one now: each once, rising."""
-        ids = id_column(self.batches)
-        return np.union1d(ids, self.removed)
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the new rows."""
+        yield from sliced(self._link.parts(self._table), self._dim)
 
 
 class _Merge:
@@ -212,7 +218,7 @@ class _Merge:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that count."""
         for delta in self._deltas:
-            for batch in delta.batches:
+            for batch in delta.batches():
                 ids = batch.column("id").to_numpy()
                 is_open = self._is_open(ids)
                 yield batch.filter(pa.array(is_open))
@@ -255,7 +261,7 @@ def _hottest(batches: Iterable[pa.RecordBatch]) -> IdArray:
         if "count" not in batch.schema.names:
             return no_ids
         batch_counts = batch.column("count").to_numpy()
-        ids.append(batch.column("id").to_numpy())
+        ids.append(batch.column("id").to_numpy().copy())  # a view would keep the batch
         counts.append(batch_counts.astype(np.int64))
         if sum(map(len, ids)) > 2 * _HOT_IDS:
             top_ids, top_counts = _highest(ids, counts)

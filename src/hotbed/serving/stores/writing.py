@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,8 @@ def _write_maps(
         name = map_file_of(fitted.digest)
         path = folder.path / name
         if name not in whole or not path.exists():
-            _write(path, link.read(fitted.path.as_posix()))
+            with link.open(fitted.path.as_posix()) as source, new_file(path) as file:
+                shutil.copyfileobj(source, file)
         names[fitted.digest] = Path(name)
     if not names:
         return plain

@@ -42,7 +42,7 @@ class GatheredRows:
     def export(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows as `Table.export` does."""
         if self._num_rows:
-            with pa.memory_map(str(self._path)) as file:
+            with pa.OSFile(str(self._path)) as file:
                 yield from pa.ipc.open_stream(file)
 
     def _gather(self, table: Table, shard: Shard, file: pa.NativeFile) -> None:
