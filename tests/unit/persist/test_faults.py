@@ -31,8 +31,8 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.container.format import Saved, open_checkpoint
-from hotbed.persist.state.chain import Replica
+from hotbed.persist.container.format import Link, Saved, open_checkpoint
+from hotbed.persist.state.chain import Replica, compact
 from hotbed.persist.state.checkpoint import State, capture, save, write
 from hotbed.persist.state.digest import content_digest
 from hotbed.persist.state.restoring import restore
@@ -443,6 +443,31 @@ def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, b
     outcomes = died(deaths)
     assert outcomes == sorted(outcomes, reverse=True)
     assert SERVER < sum(outcomes) < len(outcomes)
+
+
+def test_a_replica_whose_file_was_lost_while_it_was_loaded_takes_a_whole_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain(tmp_path)
+    before = open_checkpoint(tmp_path)
+    replica = Replica()
+    replica.apply(before)
+    digest = content_digest(replica.tables)
+    compact(tmp_path)
+    full = open_checkpoint(tmp_path)
+    rows = Path(full.folder) / full.entry("t").parts[0].file
+    verify_link = Link.verify
+
+    def verify_and_lose(link: Link) -> None:
+        verify_link(link)
+        rows.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "verify", verify_and_lose)
+        with pytest.raises(FormatError, match=rows.name):
+            replica.apply(full)
+    assert replica.apply(before)
+    assert content_digest(replica.tables) == digest
 
 
 READER = """
