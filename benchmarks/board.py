@@ -65,13 +65,13 @@ class Entry:
     admit: Any = None
     kept: Sequence[str] = ()
 
-    def histories(self, log: Log) -> dict[str, str]:
-        """Return the target of each history that the network weighs."""
-        names = [kept.name for kept in log.kept if isinstance(kept, hb.History)]
-        targets = {name: log.item for name in names if name in self.kept}
+    def histories(self, log: Log) -> list[dict[str, str]]:
+        """Return each history that the network weighs, with its target."""
+        names = [column.name for column in log.kept if isinstance(column, hb.History)]
+        names = [name for name in names if name in self.kept]
         if self.pooling == "none" and log.history is not None:
-            targets[log.history.name] = log.item
-        return targets
+            names.append(log.history.name)
+        return [{name: log.item} for name in names]
 
 
 class Scores:

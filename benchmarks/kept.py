@@ -2,11 +2,12 @@
 """Histories and counts that a model keeps, over ratings in the order of time, beside a dict.
 
 Every training sample and every served row is compared with a dict that replays all ratings. Rows
-are served by versions of the state before them. The AUC with shuffled labels says whether a column
-shows a label of its own row; that with real labels what the columns add. `--users` prints the bytes
-of that many users with 100 entries each. One JSON line each:
+are served by versions of the state before them. `--shuffled` learns shuffled labels of a log of
+`board.py`: the AUC says whether a column shows a label of its own row. `--users` prints the bytes of
+that many users with 100 entries each. One JSON line each:
 
     python benchmarks/kept.py ../shared/data/ml1m_u2999/ratings_early.csv --rows 60000
+    python benchmarks/kept.py --shuffled ML-1M MIND --data DIR
     python benchmarks/kept.py --users 1000000
 """
 
@@ -22,11 +23,13 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
+from board import DOT, Entry, encoded, mean_before, measured_by, scores_of
+from board_logs import LOGS
 
 import hotbed as hb
 from hotbed.data.batch import Ids
 from hotbed.embedding.histories import HistoryStore
+from hotbed.metrics import AUC
 from hotbed.persist.container.format import open_checkpoint
 from hotbed.persist.state.digest import content_digest
 from hotbed.testing import ReplayedCount, ReplayedHistory
@@ -131,33 +134,33 @@ def compared(ratings: pl.DataFrame, batch_size: int, every: int) -> dict[str, An
     return {**counts, "tables": {name: len(table) for name, table in model.tables.items()}}
 
 
-def quality(ratings: pl.DataFrame, seed: int, *, keeps: bool, shuffled: bool) -> dict[str, Any]:
-    """Learn in one pass; return the AUC of the later half, each row scored before it is learned."""
-    torch.manual_seed(seed)
-    if shuffled:
-        ratings = ratings.with_columns(pl.col("rating").shuffle(seed=seed))
-    schema = schema_of(keeps=keeps)
-    tables = hb.make_tables(schema, dim=16, seed=seed)
-    if keeps:
-        network: Any = hb.models.DIN(
-            schema, tables, histories={"before": "movie"}, attention="dot", hidden=(64, 32)
-        )
-    else:
-        network = hb.models.DNN(schema, tables, hidden=(64, 32))
-    model = hb.RecModel(network, "bce", "adam", metrics=["auc"])
-    half = ratings.height // 2
-    parts = (ratings.head(half), ratings.tail(ratings.height - half))
-    history = None
-    for part in parts:
-        dataset = hb.Dataset(hb.sources.Memory(part), schema, batch_size=256)
-        history = model.online_train(dataset, progress=False)
-    assert history is not None
-    return {"seed": seed, "keeps": keeps, "shuffled": shuffled, "rows": half, **model_auc(history)}
+def shuffled(name: str, data: Path, seed: int, num_rows: int | None = None) -> dict[str, Any]:
+    """Learn shuffled labels of a log of the board from all columns that a model may keep of it.
 
-
-def model_auc(history: Any) -> dict[str, float]:
-    """Return the AUC of a run."""
-    return {"auc": round(float(history.metrics["auc"]), 5)}
+    Each row is scored before it is learned. `deviations`: how many standard errors the AUC lies
+    from one half.
+    """
+    log = LOGS[name]
+    label = log.columns[0].name
+    rows = log.read(data)[:num_rows].with_columns(pl.col(label).shuffle(seed=seed))
+    entry = Entry(DOT, kept=[column.name for column in log.kept])
+    schema, batches = encoded(log, rows, entry)
+    labels = rows[label].to_numpy().astype(np.float64)
+    rate = mean_before(labels[: log.num_first])
+    scores, _ = scores_of(entry, log, schema, batches, rate, seed)
+    labels = labels[log.num_first :]
+    auc = measured_by(AUC(), scores[log.num_first :], labels)
+    positives = labels.sum()
+    error = np.sqrt((len(labels) + 1) / (12 * positives * (len(labels) - positives)))
+    return {
+        "log": name,
+        "seed": seed,
+        "kept": list(entry.kept),
+        "rows": len(labels),
+        "auc": round(auc, 5),
+        "standard_error": round(error, 5),
+        "deviations": round((auc - 0.5) / error, 2),
+    }
 
 
 def users_of(batches: int, seed: int) -> pl.DataFrame:
@@ -240,21 +243,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ratings", type=Path, nargs="?")
     parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--shuffled", nargs="+", default=[], choices=list(LOGS))
+    parser.add_argument("--data", type=Path, help="folder with a folder for each log")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 on")
     parser.add_argument("--users", type=int, default=0)
     asked = parser.parse_args()
     if asked.users:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(memory(asked.users, Path(folder))), flush=True)
+    for seed in range(asked.seeds):
+        for name in asked.shuffled:
+            print(json.dumps(shuffled(name, asked.data, seed)), flush=True)
     if asked.ratings is None:
         return
     ratings = pl.read_csv(asked.ratings).rename(NAMES, strict=False).sort("timestamp")
-    ratings = ratings.head(asked.rows)
-    if not asked.seeds:
-        print(json.dumps(compared(ratings, 512, 10)), flush=True)
-    for seed in range(1, asked.seeds + 1):
-        for keeps, shuffled in ((True, True), (True, False), (False, False)):
-            print(json.dumps(quality(ratings, seed, keeps=keeps, shuffled=shuffled)), flush=True)
+    print(json.dumps(compared(ratings.head(asked.rows), 512, 10)), flush=True)
 
 
 if __name__ == "__main__":

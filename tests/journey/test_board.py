@@ -86,3 +86,13 @@ def test_history_of_the_board_holds_choices_of_earlier_moments_alone(board: Modu
     logs = importlib.import_module("board_logs")
     earlier = logs.with_earlier(rows, "user", "item", "time", "chosen")["earlier"].to_list()
     assert earlier == [[], [], [], [10, 11], [10, 11], [10, 11, 14]]
+
+
+def test_kept_columns_show_nothing_of_shuffled_labels(
+    board: ModuleType, shipped_data: Path
+) -> None:
+    shuffled = importlib.import_module("kept").shuffled
+    line = shuffled("ml-latest-small", shipped_data, seed=0, num_rows=6000)
+    assert len(line["kept"]) == 4
+    assert line["standard_error"] < 0.01
+    assert abs(line["deviations"]) < 4
