@@ -154,7 +154,7 @@ class RequestEncoder:
             schema, [each for each in of_rows if isinstance(each, Dense)], float
         )
         self._kept = [_feature(schema, each) for each in schema.kept_features]
-        self._time = schema.time if self._kept else None
+        self._time = schema.time
         encoded_ids = [each.name for each in schema.kept_features if isinstance(each, Id)]
         self._types = {**schema.types, **dict.fromkeys(encoded_ids, "integer")}
         self._raw = self._ids.raw | self._dense.raw
@@ -197,8 +197,10 @@ class RequestEncoder:
         ids = dict[str, Any]()
         dense = dict[str, Any]()
         rest = self._encode_plain(values, ids, dense)
-        rest += [feature for feature in self._kept if feature.raw <= values.keys()]
-        time = self._times(values)
+        time = None
+        if self._kept:
+            rest += [feature for feature in self._kept if feature.raw <= values.keys()]
+            time = self._times(values)
         if not rest:
             return ScoreRequest(ids, dense, num_samples, time)
         once = [feature for feature in rest if feature.raw <= shared.keys()]
@@ -212,7 +214,7 @@ class RequestEncoder:
         return ScoreRequest(ids, dense, num_samples, time)
 
     def _times(self, values: Mapping[str, Any]) -> IdArray | None:
-        """Return the times of a request that has some, if the model keeps histories."""
+        """Return the times of a request that has some, for a model that keeps histories."""
         column = self._time
         if column is None or column.source not in values:
             return None
