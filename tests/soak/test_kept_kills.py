@@ -168,8 +168,17 @@ def test_rows_of_endless_sources_see_what_a_dict_says_after_kills_of_ranks(
         ("wait", 3, {"ram_rows": 500}),
         ("as_they_come", 1, {}),
         ("as_they_come", 1, {"ram_rows": 500}),
+        ("as_they_come", 2, {"ram_rows": 500}),
     ],
-    ids=["wait-1-ram", "wait-1-ssd", "wait-2-ram", "wait-3-ssd", "come-1-ram", "come-1-ssd"],
+    ids=[
+        "wait-1-ram",
+        "wait-1-ssd",
+        "wait-2-ram",
+        "wait-3-ssd",
+        "come-1-ram",
+        "come-1-ssd",
+        "come-2-ssd",
+    ],
 )
 def test_joined_rows_see_what_a_dict_says_after_kills(
     rule: str, ranks: int, tier: dict[str, Any], broker: Any, lives: Any, tmp_path: Path
