@@ -48,7 +48,9 @@ class Proposal:
         head = (
             "    # A model can keep these columns itself, for training and for servers, if it\n"
             "    # learns each row once, in the order of time: docs/histories.md. To use them,\n"
-            f'    # remove {old} below, and the mark "#kept " wherever it stands.'
+            f'    # remove {old} below, and the mark "#kept " wherever it stands.\n'
+            "    # `valid` adds nothing to them, so its late rows see little: rows that come as a\n"
+            "    # `stream` are scored as a server would, each batch before it is learned."
         )
         return "\n".join([head, *columns])
 
