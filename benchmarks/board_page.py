@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from typing import Any
 
 from board import ADMISSIONS, BASELINES, HISTORIES, KEPT, MODELS, lines_of
 from board_logs import LOGS
+from intervals import half_width
 
 from hotbed.pictures.charts import ticks
-
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantiles of Student's t for means of 2, 3, … 10 seeds."""
 
 BASES = {name: "DCNv2" for name in ADMISSIONS} | {name: "DNN" for name in [*HISTORIES, *KEPT]}
 """What the entries that add something are compared with."""
@@ -92,8 +89,7 @@ def cell_of(seeds: Sequence[float]) -> Cell:
     """Return mean and interval of the values of seeds."""
     if len(seeds) < 2:
         return Cell(seeds[0], None)
-    interval = T_QUANTILES[len(seeds) - 2] * statistics.stdev(seeds) / math.sqrt(len(seeds))
-    return Cell(statistics.mean(seeds), interval)
+    return Cell(statistics.mean(seeds), half_width(seeds))
 
 
 def table(

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import workload
+from intervals import half_width
 
 ROOT = Path(__file__).resolve().parent.parent
 FEATURES = 26
@@ -286,7 +287,7 @@ def compare(row: str, a: argparse.Namespace) -> str:
     cells = [row]
     for clock in (0, 1):
         logs = np.log(np.divide(old_seconds, new_seconds))[:, clock]
-        half = 2.093 * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))  # t of 19 degrees
+        half = half_width(logs.tolist())
         mean = float(np.mean(logs))
         cells.append(f"{before[clock]:.0f}, {after[clock]:.0f}")
         cells.append(f"{math.exp(mean):.3f}")
