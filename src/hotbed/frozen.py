@@ -49,7 +49,7 @@ def write_rows(
     with writing(path), new_file(path) as file:
         pieces = _Pieces(file)
         for batch in sliced(batches, dim):
-            id_parts.append(batch.column("id").to_numpy())
+            id_parts.append(batch.column("id").to_numpy().copy())  # a view would keep the batch
             if dim == 0:
                 continue
             lanes = np.ascontiguousarray(batch.column("value").flatten().to_numpy())

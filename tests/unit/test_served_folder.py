@@ -25,6 +25,7 @@ from safetensors.numpy import save
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.embedding.hashing import partition
+from hotbed.embedding.snapshot import BATCH_ROWS
 from hotbed.errors import ConfigError, FormatError, PersistError, StoreError
 from hotbed.persist.container.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.container.manifest import Manifest
@@ -105,7 +106,7 @@ def _part(
         if counts is not None:
             columns["count"] = pa.array([counts.get(key, 0) for key in keys.tolist()], pa.uint32())
     file = f"tables/000-t/{name}.arrow"
-    writer.write_batches(file, [pa.record_batch(columns)])
+    writer.write_batches(file, pa.table(columns).to_batches(BATCH_ROWS))
     return {"file": file, "first": 0, "last": 255, "rows": len(keys)}
 
 
