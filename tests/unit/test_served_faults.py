@@ -74,7 +74,7 @@ def test_loading_takes_the_same_memory_a_row_for_each_dim(tmp_path: Path) -> Non
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (first, _), (delta, _), (next_delta, _), (second, kept) = json.loads(output)
     values = 4 * WIDE * ROWS
-    assert max(first, second) < values / 2
+    assert max(first, second) < values * 3 / 4  # buffers, ids and one batch take 8 to 14 MB
     assert kept < 30 * ROWS
     assert max(delta, next_delta) < values
 
