@@ -19,6 +19,7 @@ import stat
 import tempfile
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -365,6 +366,36 @@ def _open_regular(path: str, flags: int) -> int:
         return handle
     os.close(handle)
     raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+class SizedFile(io.RawIOBase, ABC):
+    """A file to read whose number of bytes is known; `read` moves `place`.
+
+    Attributes:
+        num_bytes: how many it has.
+        place: of the next byte.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.num_bytes}
+        self.place = base[whence] + offset
+        return self.place
+
+    @abstractmethod
+    def read(self, size: int | None = -1) -> bytes: ...
 
 
 class Lock:

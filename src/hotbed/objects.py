@@ -8,7 +8,6 @@ are repeated after failures that pass.
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import os
 import time
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from hotbed.errors import ConfigError, DataError, MissingExtra, StoreAway
-from hotbed.files import Where, resolve
+from hotbed.files import SizedFile, Where, resolve
 
 T = TypeVar("T")
 
@@ -188,7 +187,7 @@ def _read(url: str, read: Callable[[], T]) -> T:
         raise _away(url, error) from error
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(SizedFile):
     """The bytes of an object, fetched in pieces by threads. It must not change while it is read.
 
     Args:
@@ -203,34 +202,20 @@ class ObjectFile(io.RawIOBase):
     def __init__(self, url: str, *, ahead: bool = False) -> None:
         self.url = url
         self.identity = Identity.of(url)
+        super().__init__(self.identity.size)
         self._client, self._path = connect(url)
         self._ahead = ahead
-        self._place = 0
         self._pieces: dict[int, tuple[int, Future[bytes]]] = {}
         self._threads: list[ThreadPoolExecutor] = []
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.identity.size}
-        self._place = base[whence] + offset
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        end = self.identity.size
-        if size >= 0:
-            end = min(self._place + size, end)
+    def read(self, size: int | None = -1) -> bytes:
+        end = self.num_bytes
+        if size is not None and size >= 0:
+            end = min(self.place + size, end)
         parts = []
-        while self._place < end:
+        while self.place < end:
             parts.append(self._part(end))
-            self._place += len(parts[-1])
+            self.place += len(parts[-1])
         return b"".join(parts)
 
     def will_read(self, *groups: Iterable[tuple[int, int]]) -> None:
@@ -267,16 +252,16 @@ class ObjectFile(io.RawIOBase):
 
     def _part(self, end: int) -> bytes:
         """Return bytes from the place on, at least one, up to `end`."""
-        place = self._place
+        place = self.place
         if self._ahead:
             first = place - place % PIECE_BYTES
-            last = min(first + 3 * PIECE_BYTES, self.identity.size)
+            last = min(first + 3 * PIECE_BYTES, self.num_bytes)
             self.will_read([(first, last)])
         for begin, (stop, data) in list(self._pieces.items()):
             if begin <= place < stop:
                 return data.result()[place - begin : end - begin]
         following = [begin for begin in self._pieces if begin > place]
-        stop = min([max(end, place + _LEAST_BYTES), *following, self.identity.size])
+        stop = min([max(end, place + _LEAST_BYTES), *following, self.num_bytes])
         fetched: Future[bytes] = Future()
         fetched.set_result(self._fetch(place, stop))
         self._pieces[place] = (stop, fetched)

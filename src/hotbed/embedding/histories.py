@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,14 @@ def rows_here(
     return rows
 
 
+class RowsOfTables(Protocol):
+    """Returns the rows [n, dim] of ids [n] by table, as `rows_here` does."""
+
+    def __call__(
+        self, tables: Mapping[str, Table], wanted: Mapping[str, Int64Array], *, learns: bool = False
+    ) -> Rows: ...
+
+
 class HistoryStore:
     """The columns of a schema that a model keeps, with their tables.
 
@@ -103,7 +111,7 @@ class HistoryStore:
         self.schema = schema
         self.columns = [column for column in schema.kept if isinstance(column, KeptByKey)]
         self.features = [feature.name for feature in schema.kept_features]
-        self.read_tables: Callable[..., Rows] = rows_here
+        self.read_tables: RowsOfTables = rows_here
         self.tables: dict[str, Table] = {}
         for name, wanted in history_tables(schema).items():
             table = tables.get(name)

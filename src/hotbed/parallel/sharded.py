@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -323,11 +324,8 @@ class ShardedLookup(NativeLookup):
         for name, ids in wanted.items():
             digest = zlib.crc32(ids.tobytes(), zlib.crc32(name.encode(), digest))
         call = RankCall.of("read", self._ranks.place)
-        traffic = self._ranks.traffic
-        if learns:
-            self._ranks.traffic = self._read_traffic
-        received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
-        self._ranks.traffic = traffic
+        with _counting(self._ranks, self._read_traffic if learns else self._ranks.traffic):
+            received = self._ranks.meet(call, [_words(digest, own_rows)] * self._ranks.size)
         if any(int(words[0]) != digest for words in received):
             name_difference(self._ranks, {"rows of a batch with histories": digest}, STEP)
         for rank, words in enumerate(received):
@@ -364,3 +362,14 @@ def _answer_of(asked: Asked) -> RankAnswer:
     assert isinstance(asked, RankAsked), "this lookup was asked"
     assert asked.answer is not None, "the question was waited for"
     return asked.answer.result()
+
+
+@contextmanager
+def _counting(ranks: Ranks, traffic: Traffic) -> Iterator[None]:
+    """Add what is sent in the `with` block to a traffic of its own."""
+    before = ranks.traffic
+    ranks.traffic = traffic
+    try:
+        yield
+    finally:
+        ranks.traffic = before

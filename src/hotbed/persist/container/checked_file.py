@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator
 from io import RawIOBase
@@ -21,6 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from hotbed.errors import FormatError
+from hotbed.files import SizedFile
 from hotbed.persist.container.manifest import FileEntry
 from hotbed.persist.container.store import ADVICE
 
@@ -102,32 +102,18 @@ class CheckedFile:
         return FormatError(f"{self._place}: changed while it was read, got {problem}. {ADVICE}")
 
 
-class CheckedReader(io.RawIOBase):
+class CheckedReader(SizedFile):
     """A `CheckedFile` that is open, as Python and Arrow read files.
 
     Reading raises FormatError if bytes are not those that were checked.
     """
 
     def __init__(self, checked: CheckedFile, file: RawIOBase) -> None:
+        super().__init__(checked.num_bytes)
         self._checked = checked
         self._file = file
-        self._place = 0
         self._number = -1  # of the block in memory
         self._memory = memoryview(bytearray(min(BLOCK_BYTES, checked.num_bytes)))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._checked.num_bytes}
-        self._place = base[whence] + offset
-        return self._place
 
     def read(self, size: int | None = -1) -> bytes:
         data: bytes = self.read_buffer(size).to_pybytes()
@@ -135,7 +121,7 @@ class CheckedReader(io.RawIOBase):
 
     def read_buffer(self, size: int | None = -1) -> pa.Buffer:
         """Return the next bytes in memory of Arrow, which calls this instead of `read`."""
-        num_bytes = max(self._checked.num_bytes - self._place, 0)
+        num_bytes = max(self.num_bytes - self.place, 0)
         if size is not None and size >= 0:
             num_bytes = min(num_bytes, size)
         buffer = pa.allocate_buffer(num_bytes)
@@ -145,18 +131,18 @@ class CheckedReader(io.RawIOBase):
     def readinto(self, target: Any) -> int:
         """Fill `target` with the next bytes; return their number, which is smaller at the end."""
         view = memoryview(target).cast("B")
-        view = view[: max(self._checked.num_bytes - self._place, 0)]
+        view = view[: max(self.num_bytes - self.place, 0)]
         num_bytes = 0
         while num_bytes < len(view):
-            number, first = divmod(self._place, BLOCK_BYTES)
-            size = min(BLOCK_BYTES, self._checked.num_bytes - number * BLOCK_BYTES)
+            number, first = divmod(self.place, BLOCK_BYTES)
+            size = min(BLOCK_BYTES, self.num_bytes - number * BLOCK_BYTES)
             part = view[num_bytes : num_bytes + size - first]
             if len(part) == size:
                 self._checked.read_block(self._file, number, part)
             else:
                 part[:] = self._kept(number, size)[first : first + len(part)]
             num_bytes += len(part)
-            self._place += len(part)
+            self.place += len(part)
         return num_bytes
 
     def close(self) -> None:
