@@ -17,6 +17,23 @@ LENGTH = 20
 WINDOWS = (3600, 86400)
 EVERY = 600
 
+KEPT_JOB = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: time, name: at, column: timestamp, unit: s}
+    - {kind: id, name: user, column: userId}
+    - {kind: id, name: movie, column: movieId}
+    - {kind: history, name: before, of: [movie], by: user, where: {liked: 1}, length: 20}
+    - {kind: count, name: likes, by: movie, where: {liked: 1}, windows: [86400], every: 600}
+model: {kind: din, histories: {before: movie}, hidden: [8]}
+tables: {dim: 4}
+fit: {batch_size: 512}
+grains: 4
+baselines: false
+"""
+"""A job that keeps both, without its data."""
+
 
 def read_ratings(root: Path, num_rows: int) -> pl.DataFrame:
     """Return the first ratings in the order of their times; `root`: of the repository."""

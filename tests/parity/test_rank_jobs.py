@@ -23,7 +23,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import pyarrow.csv as pacsv
 import torch
-from kept_ratings import read_ratings
+from kept_ratings import KEPT_JOB, read_ratings
 from started import start_process
 from typer.testing import CliRunner
 
@@ -130,22 +130,9 @@ def test_a_job_on_three_ranks_is_trained_evaluated_and_scored_as_by_one_process(
     assert printed[0].count("\n") == 2
 
 
-KEPT_JOB = """
-schema:
-  columns:
-    - {kind: label, name: liked, column: rating, threshold: 4}
-    - {kind: time, name: at, column: timestamp, unit: s}
-    - {kind: id, name: user, column: userId}
-    - {kind: id, name: movie, column: movieId}
-    - {kind: history, name: before, of: [movie], by: user, where: {liked: 1}, length: 20}
-    - {kind: count, name: likes, by: movie, where: {liked: 1}, windows: [86400], every: 600}
+DATA = """
 train: {kind: slice, stop: 6000, source: &events {kind: csv, path: ratings.csv}}
 valid: {kind: slice, start: 6000, stop: 8000, source: *events}
-model: {kind: din, histories: {before: movie}, hidden: [8]}
-tables: {dim: 4}
-fit: {batch_size: 512}
-grains: 4
-baselines: false
 """
 
 
@@ -153,7 +140,7 @@ baselines: false
 def test_a_launched_job_keeps_histories_on_ranks_as_on_one_process(tmp_path: Path) -> None:
     ratings = read_ratings(ROOT, 8000)
     ratings.write_csv(tmp_path / "ratings.csv")
-    (tmp_path / "job.yaml").write_text(KEPT_JOB)
+    (tmp_path / "job.yaml").write_text(KEPT_JOB + DATA)
     user = f"user={ratings['userId'][-1]}"
     printed = []
     scores = []

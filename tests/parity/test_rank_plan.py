@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import torch
 from forked import ranks_of
-from kept_ratings import read_ratings
+from kept_ratings import KEPT_JOB, read_ratings
 
 import hotbed as hb
 from hotbed.job import workload as of_job
@@ -168,31 +168,13 @@ def test_memory_and_bytes_of_a_job_are_as_planned(tmp_path: Path) -> None:
         assert of_ranks.sent_bytes.max() == pytest.approx(sent, rel=0.05)
 
 
-KEPT_JOB = """
-schema:
-  columns:
-    - {kind: label, name: liked, column: rating, threshold: 4}
-    - {kind: time, name: at, column: timestamp, unit: s}
-    - {kind: id, name: user, column: userId}
-    - {kind: id, name: movie, column: movieId}
-    - {kind: history, name: before, of: [movie], by: user, where: {liked: 1}, length: 20}
-    - {kind: count, name: likes, by: movie, where: {liked: 1}, windows: [86400], every: 600}
-train: {kind: csv, path: ratings.csv}
-model: {kind: din, histories: {before: movie}, hidden: [8]}
-tables: {dim: 4}
-fit: {batch_size: 512}
-grains: 4
-baselines: false
-"""
-
-
 @pytest.mark.soak
 def test_bytes_of_a_job_that_keeps_histories_are_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     read_ratings(ROOT, 200_000).write_csv("ratings.csv")
-    Path("job.yaml").write_text(KEPT_JOB)
+    Path("job.yaml").write_text(KEPT_JOB + "train: {kind: csv, path: ratings.csv}\n")
     of_ranks = plan(Job.read("job.yaml"), Wishes(ranks=2)).plans[-1]
     _, sent = peaks_and_bytes(tmp_path, 2)
     assert of_ranks.sent_bytes.max() == pytest.approx(sent, rel=0.05)
