@@ -339,6 +339,8 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
     tables = hb.make_tables(SCHEMA, dim=4)
     mixed = hb.make_tables(SCHEMA, dim=4, overrides={"user": {"dim": 6}})
     sequence = hb.Schema([hb.Label("y"), hb.Id("history", table="item", pooling="none")])
+    seen = hb.History("seen", of=["item", "at"], by="user", length=3)
+    aged = hb.Schema([hb.Label("y"), hb.Time("at"), hb.Id("user"), hb.Id("item"), seen])
     empty = hb.Schema([hb.Label("y")])
     cases = [
         (lambda: hb.models.DCNv2(SCHEMA, tables, structure="serial"), "structure: unknown value"),  # type: ignore[arg-type]
@@ -373,6 +375,10 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
         (
             lambda: hb.models.DNN(sequence, {"item": tables["item"]}),
             "history: this model takes no sequence features",
+        ),
+        (
+            lambda: hb.models.DIN(aged, hb.make_tables(aged, dim=4), histories={"seen": "item"}),
+            "seen_at: this model takes no sequence features, .*Take the Time column out",
         ),
         (lambda: hb.models.DNN(empty, {}), "no features"),
         (

@@ -377,10 +377,15 @@ def table_of(tables: Mapping[str, Table], column: Id) -> Table:
 
 def _refuse_sequences(schema: Schema, known: Collection[str] = ()) -> None:
     """Raise ConfigError for a feature of pooling "none" that a model does not read."""
+    ages = set[str]()
+    if schema.time is not None:
+        ages = {f"{column.name}_{schema.time.name}" for column in schema.kept}
     for column in schema.ids:
         if column.pooling == "none" and column.name not in known:
             advice = "Use sum, mean or max, a model with histories (DIN, DIEN, BST)"
-            if column in schema.kept_features:
+            if column.name in ages:
+                advice = "Take the Time column out of the history"
+            elif column in schema.kept_features:
                 advice = "Name it in the histories of DIN, DIEN or BST, keep an hb.Count instead"
             raise ConfigError(
                 f"{column.name}: this model takes no sequence features, got pooling 'none'. "
