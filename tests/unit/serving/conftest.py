@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from forked import COMMANDS
@@ -214,6 +215,17 @@ def wait_for(found: Any, what: str, seconds: float = PATIENCE_SECONDS) -> None:
         assert asked < until, what
         time.sleep(min(max(0.05, 2 * (asked - began)), 1))
         began = time.monotonic()
+
+
+def flushed_requests(log: Path) -> Iterator[dict[str, Any]]:
+    """Requests of open parts of a log, up to the last flush."""
+    for part in log.glob(".open-*"):
+        with (
+            suppress(pa.ArrowInvalid, OSError),  # a batch is being written, or the part was closed
+            pa.ipc.open_stream(part.read_bytes()) as stream,
+        ):
+            for batch in stream:
+                yield from batch.to_pylist()
 
 
 def damage_rows(rows: Path) -> None:

@@ -37,7 +37,7 @@ from hotbed.serving.server.options import LogOptions
 from hotbed.serving.server.scoring.models import Models
 from hotbed.testing import Broker
 
-from .conftest import Running, Workers, check_logged, draw, wait_for
+from .conftest import Running, Workers, check_logged, draw, flushed_requests, wait_for
 from .test_http import KINDS, ask, body
 
 LIMITS = PartLimits(1 << 20, 100.0, 1 << 30)
@@ -484,7 +484,7 @@ def test_a_killed_worker_loses_no_flushed_request(exported: Path, tmp_path: Path
         headers = {"X-Request-Id": str(number)}
         assert ask(server.http, "POST", "/v2/models/m/infer", body(), headers)[0] == 200
     folder = tmp_path / "log" / "m"
-    wait_for(lambda: _flushed(folder) == 40, "all are flushed")
+    wait_for(lambda: _num_flushed(folder) == 40, "all are flushed")
     for worker in server.children:
         os.kill(worker, signal.SIGKILL)
     assert server.stop() in (0, -signal.SIGKILL)
@@ -494,16 +494,8 @@ def test_a_killed_worker_loses_no_flushed_request(exported: Path, tmp_path: Path
     assert len(rows) == 40 * 3
 
 
-def _flushed(folder: Path) -> int:
-    names = set()
-    for part in folder.glob(".open-*"):
-        try:
-            with pa.ipc.open_stream(part.read_bytes()) as stream:
-                for batch in stream:
-                    names |= set(batch["request_id"].to_pylist())
-        except pa.ArrowInvalid:  # is being written
-            continue
-    return len(names)
+def _num_flushed(folder: Path) -> int:
+    return len({request["request_id"] for request in flushed_requests(folder)})
 
 
 def test_a_join_of_the_log_with_clicks_is_that_of_a_dict(tmp_path: Path) -> None:

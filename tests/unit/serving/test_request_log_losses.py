@@ -104,14 +104,9 @@ class Asking:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the requests of closed parts, and of open ones up to the last flush."""
-        rows = []
-        for part in self.log.glob(".open-*"):
-            try:
-                with pa.ipc.open_stream(part.read_bytes()) as stream:
-                    for batch in stream:
-                        rows += batch.to_pylist()
-            except (pa.ArrowInvalid, FileNotFoundError):  # is being written, or was closed
-                continue
+        from .conftest import flushed_requests
+
+        rows = list(flushed_requests(self.log))
         for part in self.log.glob("*.parquet"):
             rows += pq.read_table(part).to_pylist()
         return rows
