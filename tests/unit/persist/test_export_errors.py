@@ -18,6 +18,7 @@ import hotbed as hb
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import export_graph
+from hotbed.persist.publish.independence import NUM_ROWS, REQUESTS, made_up_lengths
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("item"), hb.Id("hist", table="item", pooling="none")])
 
@@ -249,6 +250,33 @@ def test_score_that_depends_on_the_histories_of_other_candidates_is_refused() ->
     net.history = lambda rows: rows.mean(0)
     with pytest.raises(ConfigError, match="must not depend on the other candidates"):
         export_graph(net, SCHEMA)
+
+
+@pytest.mark.parametrize("num_lists", [1, 6, 7, 13, 40])
+def test_sizes_of_made_up_lists_tell_lists_and_candidates_apart(num_lists: int) -> None:
+    sizes = {NUM_ROWS}
+    for number in range(num_lists):
+        for requests in REQUESTS:
+            ours, theirs = [
+                made_up_lengths(request.num_rows, request.shared, number, num_lists)
+                for request in requests
+            ]
+            shared, others = [request.shared for request in requests]
+            assert sum(ours[row] for row in shared) == sum(theirs[row] for row in others)
+            assert min(ours + theirs) >= 0
+        size = sum(made_up_lengths(NUM_ROWS, (0,), number, num_lists))
+        assert not any(size % other == 0 or other % size == 0 for other in sizes)
+        sizes.add(size)
+
+
+def test_a_model_of_seven_histories_is_exported() -> None:
+    names = [f"history{number}" for number in range(7)]
+    lists = [hb.Id(name, table="item", pooling="none") for name in names]
+    schema = hb.Schema([hb.Label("y"), hb.Id("item"), *lists])
+    histories = [{name: "item"} for name in names]
+    settings = {"attention": "decay", "length": 5, "hidden": ()}
+    net = hb.models.DIN(schema, hb.make_tables(schema, 4), histories=histories, **settings)
+    export_graph(net, schema)
 
 
 def test_network_that_mixes_the_parts_of_one_candidate_is_exported() -> None:

@@ -186,7 +186,10 @@ class _DenseHalf(Half):
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
         self._activate = activate
-        self._list_numbers = _list_numbers(network, list(self._has_list))
+        lists = [
+            name for name, has_list in self._has_list.items() if has_list or name in self._bags
+        ]
+        self._list_numbers = _list_numbers(network, lists)
 
     def record(self) -> dict[str, Tensor]:
         """Run the network once, and return made-up inputs by name.
@@ -261,7 +264,7 @@ class _DenseHalf(Half):
         lengths = {}
         for name, number in self._list_numbers.items():
             if f"offsets/{name}" in self._names:
-                lengths[name] = made_up_lengths(num_rows, shared, number)
+                lengths[name] = made_up_lengths(num_rows, shared, number, len(self._list_numbers))
         inputs = {}
         for name in self._names:
             kind, feature = _parts_of(name)
@@ -336,7 +339,7 @@ class _DenseHalf(Half):
 
 
 def _list_numbers(network: nn.Module, names: list[str]) -> dict[str, int]:
-    """Return a number for each feature, by which the sizes of made-up lists differ.
+    """Return a number for each list, by which the sizes of made-up ones differ.
 
     The columns of one history have the same: their lists go side by side.
     """

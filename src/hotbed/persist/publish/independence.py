@@ -133,18 +133,22 @@ def by_name(outputs: Any) -> dict[str, Tensor]:
     return outputs if isinstance(outputs, dict) else {"prediction": outputs}
 
 
-def made_up_lengths(num_rows: int, shared: Sequence[int], number: int) -> list[int]:
-    """Return how many items each candidate has in the list of that `number`.
+def made_up_lengths(num_rows: int, shared: Sequence[int], number: int, num_lists: int) -> list[int]:
+    """Return how many items each candidate has in the list of that `number`, below `num_lists`.
 
-    No two lists have as many items in all, and none a multiple of the candidates: the axis of a
-    tensor is known by its size. Some candidates have none where another size is tried.
+    The axis of a tensor is known by its size. So of NUM_ROWS candidates, no list has a multiple of
+    their number in all, nor one of the items of another list. Some candidates have none where
+    another size is tried.
     """
+    between = NUM_ROWS - 1  # sizes between two multiples
+    multiples = num_lists // between + number // between
     lengths = [3] * num_rows
     for length, place in enumerate(shared, start=1):
         lengths[place] = length
     if num_rows == OTHER_ROWS:
         lengths[0] = 0
-    lengths[-1] += 3 * num_rows + 1 + number - sum(lengths)
+    size = 3 * num_rows + 1 + NUM_ROWS * multiples + number % between
+    lengths[-1] += size - sum(lengths)
     return lengths
 
 
