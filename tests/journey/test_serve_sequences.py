@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from any_batch import check_any_batch
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -190,6 +191,7 @@ def test_packed_histories_of_any_length_are_served_with_their_training_score(
     found = session.predict({"item": asked["item"], "history": histories})
     np.testing.assert_allclose(found, model.predict(dataset), rtol=0, atol=1e-6)
     assert len(set(found.tolist())) == 5
+    check_any_batch(session, {"item": asked["item"], "history": histories})
     of_all = session.predict({"item": [1, 2]}, context={"history": histories[0]})
     np.testing.assert_allclose(of_all[0], found[0], rtol=0, atol=1e-6)
 
@@ -231,15 +233,15 @@ def test_histories_that_all_candidates_share_enter_the_graph_once(
         repeated = {name: [values] * 5 for name, values in context.items()}
         asked = hb.sources.Memory({**candidates, **repeated, "label": [0] * 5})
         expected = model.predict(hb.Dataset(asked, schema, 5))
-        scores = session.predict(candidates, context)
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+        shared = session.predict(candidates, context)
+        np.testing.assert_allclose(shared, expected, rtol=0, atol=1e-6)
         rows = {name.split("/")[2]: len(fed[name]) for name in fed if name.count("/") == 2}
         assert rows == {"item_history": min(length, 20), "shop_history": 20}
 
         of_each = {**candidates, "shop_history": repeated["shop_history"]}
         del context["shop_history"]
-        scores = session.predict(of_each, context)
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(session.predict(of_each, context), shared)
+        check_any_batch(session, candidates | repeated)
 
 
 def test_columns_of_one_history_are_served_side_by_side(tmp_path: Path) -> None:

@@ -222,9 +222,11 @@ class InferenceSession:
         kept_late = 0
         if self._kept is not None:
             request, filled, kept_late = self._kept.fill(request, asked)
-        feeds, late = self._feeds(request, asked)
+        feeds, late = self._feeds(_at_least_two(self._checked(request)), asked)
         values = self._session.run(self._outputs, feeds)
-        outputs = dict(zip(self._outputs, values, strict=True))
+        outputs = {}
+        for name, scores in zip(self._outputs, values, strict=True):
+            outputs[name] = scores[: request.num_samples]
         return Scores(version, outputs, late + kept_late, kept=filled)
 
     def _no_scores(self) -> dict[str, RowArray]:
@@ -235,6 +237,16 @@ class InferenceSession:
             outputs[name] = np.empty((0, *widths.get(name, ())), np.float32)
         return outputs
 
+    def _checked(self, request: ScoreRequest) -> ScoreRequest:
+        """Return a request that fits, with those entries of histories that the network reads."""
+        for columns in self._columns_together:
+            _check_together(request, columns)
+        if self._lengths:
+            request = replace(request, ids=self._newest(request.ids))
+        lists = itertools.chain(*self._sequences.values())
+        self._check_entries(request, lists if self._plain is None else request.ids)
+        return request
+
     def _feeds(self, request: ScoreRequest, asked: float) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph by name, and the number of late rows."""
         if self._plain is not None:
@@ -243,11 +255,6 @@ class InferenceSession:
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
             feeds["dense"] = _concatenate(request, self._dense)
-        for columns in self._columns_together:
-            _check_together(request, columns)
-        if self._lengths:
-            request = replace(request, ids=self._newest(request.ids))
-        self._check_entries(request, itertools.chain(*self._sequences.values()))
         looked_up = self._without_weights(request.ids)
         num_lists = self._num_lists(request)
         for name, lookup in self._lookups.items():
@@ -312,7 +319,6 @@ class InferenceSession:
     ) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph of a model that takes tensors, and the late rows."""
         num_late = 0
-        self._check_entries(request, request.ids)
         feeds: dict[str, Any] = inputs.tensors(request)
         looked_up = inputs.lookups(feeds)
         for name, lookup in self._lookups.items():
@@ -473,6 +479,17 @@ def _check_together(request: ScoreRequest, columns: Sequence[str]) -> None:
                 "column for each event of the history.",
                 row=row + 1,
             )
+
+
+def _at_least_two(request: ScoreRequest) -> ScoreRequest:
+    """Return a request in which a candidate that is alone is there twice.
+
+    The network multiplies a matrix of one row by another kernel than one of several. So the scores
+    of a candidate would not have the same bits in each batch.
+    """
+    if request.num_samples > 1:
+        return request
+    return replace(request, num_samples=2)  # each of its values holds for both
 
 
 def _with_offsets(ids: Ids | IdArray) -> Ids:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from any_batch import check_any_batch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -259,6 +260,7 @@ def test_served_scores_are_those_of_training(tmp_path: Path) -> None:
     asked["user"] += NUM_IDS // 2  # half of them never seen
     nothing = {name: np.zeros(40) for name in MODELS}
     expected = model.predict(hb.Dataset(hb.sources.Memory(asked | nothing), schema, 16))
+    check_any_batch(session, asked)
     served = session.predict(asked)
     for name in MODELS:
         np.testing.assert_allclose(served[name], expected[name], rtol=0, atol=1e-6, err_msg=name)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import tritonclient.grpc
 import tritonclient.http
+from any_batch import check_any_batch
 from schedule import in_soak
 from torch import Tensor, nn
 from tritonclient.utils import InferenceServerException
@@ -173,6 +174,9 @@ def test_a_session_gives_the_score_of_training(
 ) -> None:
     asked = draw(n, 5, clicks)
     assert largest(session.predict(table(asked)), expected(model, asked)) < 1e-6
+    if n > 1:
+        rows = table(asked)
+        check_any_batch(session, {name: rows[name].combine_chunks() for name in asked})
 
 
 # the stock client leaves sockets open

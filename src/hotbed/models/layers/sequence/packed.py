@@ -72,14 +72,17 @@ class DotAttentionPooling(nn.Module):
     def _pool_blocks(self, queries: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
         """Return the weighed mean of each sample by products of matrices, as graphs for servers do.
 
-        It takes one history of all samples, too.
+        It takes one history of all samples, too, to the bits of one for each. Servers multiply a
+        matrix of one row by another kernel, so sample 0, which nobody reads, is in each product.
         """
+        queries = F.pad(queries, (0, 0, 1, 0))
         num_samples = queries.shape[0]
         blocks, is_entry, histories = _blocks(rows, offsets, self.length)
         is_entry = is_entry.unsqueeze(1)
         # the samples of each block: one if each has its history, all if they share one
         step = offsets.shape[0] - 1
-        samples = torch.arange(0, num_samples, step, device=rows.device) + histories.unsqueeze(1)
+        samples = torch.arange(1, num_samples, step, device=rows.device) + histories.unsqueeze(1)
+        samples = F.pad(samples, (1, 0))
         scores = F.embedding(samples, queries) @ blocks.transpose(1, 2)
         scores = scores.masked_fill(~is_entry, torch.finfo(scores.dtype).min)
         flat = samples.flatten()
@@ -91,7 +94,7 @@ class DotAttentionPooling(nn.Module):
         total = weights.new_zeros(num_samples).index_add(0, flat, weights.sum(2).flatten())
         sums = rows.new_zeros(num_samples, rows.shape[1])
         sums = sums.index_add(0, flat, (weights @ blocks).flatten(0, 1))
-        return _divided(sums, total)
+        return _divided(sums, total)[1:]
 
     def extra_repr(self) -> str:
         """Return the length, for `repr`."""
