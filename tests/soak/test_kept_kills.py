@@ -159,27 +159,9 @@ def test_rows_of_endless_sources_see_what_a_dict_says_after_kills_of_ranks(
     assert check_all(tmp_path, answer, config["ranks"], rows).samples == rows
 
 
-@pytest.mark.parametrize(
-    ("rule", "ranks", "tier"),
-    [
-        ("wait", 1, {}),
-        ("wait", 1, {"ram_rows": 500}),
-        ("wait", 2, {}),
-        ("wait", 3, {"ram_rows": 500}),
-        ("as_they_come", 1, {}),
-        ("as_they_come", 1, {"ram_rows": 500}),
-        ("as_they_come", 2, {"ram_rows": 500}),
-    ],
-    ids=[
-        "wait-1-ram",
-        "wait-1-ssd",
-        "wait-2-ram",
-        "wait-3-ssd",
-        "come-1-ram",
-        "come-1-ssd",
-        "come-2-ssd",
-    ],
-)
+@pytest.mark.parametrize("tier", [{}, {"ram_rows": 500}], ids=["ram", "ssd"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("rule", ["wait", "as_they_come"])
 def test_joined_rows_see_what_a_dict_says_after_kills(
     rule: str, ranks: int, tier: dict[str, Any], broker: Any, lives: Any, tmp_path: Path
 ) -> None:
