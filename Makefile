@@ -58,8 +58,11 @@ examples: setup      ## the three HugeCTR pipelines on the real data in EXAMPLE_
 	@$(BIN)/python examples/hugectr/run.py rees46 $(EXAMPLE_DATA)/rees46/2019-Oct.head.csv
 	@$(BIN)/python examples/hugectr/run.py mind $(EXAMPLE_DATA)/mind
 
-test: setup lint     ## lint, then the whole suite against the installed wheel
-	$(SUITE) $(PYTEST_FLAGS)
+test: setup          ## lint, and the whole suite against the installed wheel, beside each other
+	@mkdir -p build
+	@$(MAKE) lint >build/lint.log 2>&1 & lint=$$!; \
+	  $(SUITE) $(PYTEST_FLAGS); suite=$$?; \
+	  wait $$lint; lint=$$?; cat build/lint.log; exit $$((suite ? suite : lint))
 
 quick: setup         ## the tests that reach what changed since main (or BASE=...), for about a minute
 	$(SUITE) --quick $(BASE) $(PYTEST_FLAGS)

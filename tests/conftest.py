@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests" / "soak"))  # for `import driver`
@@ -41,6 +42,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("hotbed", deadline=None, max_examples=8)
 settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("hotbed")
+# Each worker would parse the sources of TorchRec for constants to draw, in 3.4 CPU seconds.
+providers.is_local_module_file = lambda path: False
 
 # At Python's own thresholds, a quarter of the CPU time goes into garbage collections that walk
 # through all imported modules again and again. None runs before all files are imported.
