@@ -178,8 +178,8 @@ def test_growth_admission_eviction_and_deltas_work_together_and_readmitted_ids_s
 def test_bounded_tables_have_deltas_too(tmp_path: Path, evict: Any) -> None:
     table, saves = tracked(evict=evict), []
     draw = np.random.default_rng(0)
-    for step in range(40):
-        learn(table, np.unique(draw.integers(0, 3000, 60)), step * 1_000_000)
+    for step in range(10):
+        learn(table, np.unique(draw.integers(0, 3000, 240)), step * 1_000_000)
         saves.append(
             write(
                 tmp_path,

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from schedule import in_soak
 
 import hotbed as hb
 from hotbed.cli import checkpoints
@@ -34,7 +35,7 @@ from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.rollback import roll_back
 from hotbed.testing import FakeStream
 
-COUNT = 900
+COUNT = 640
 RNG = np.random.default_rng(0)
 CLICKED = RNG.random(COUNT) < 0.3
 SHOWN = {
@@ -75,12 +76,6 @@ def joined(nesting: str = "alone") -> Any:
 
 
 NESTINGS = ("alone", "after files", "with a side table", "inputs after files")
-
-
-def some(number: int) -> list[Any]:
-    """The first nestings; the others in the soak."""
-    soak = [pytest.param(nesting, marks=pytest.mark.soak) for nesting in NESTINGS[number:]]
-    return [*NESTINGS[:number], *soak]
 
 
 def dataset(nesting: str = "alone", **settings: Any) -> hb.Dataset:
@@ -150,7 +145,7 @@ def test_a_delta_holds_what_came_since_and_is_open(stops: tuple[int, ...], tmp_p
     assert found == [n for delta in numbers(tmp_path, "outcomes") for n in delta][-len(found) :]
 
 
-@pytest.mark.parametrize("nesting", some(1))
+@pytest.mark.parametrize("nesting", in_soak(NESTINGS, quick={"alone"}))
 def test_state_of_a_join_is_described_with_what_it_holds(
     nesting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +185,13 @@ def test_published_versions_hold_nothing_that_is_open_and_a_changed_file_is_refu
     tmp_path: Path,
 ) -> None:
     states = tmp_path / "states"
-    learn(states, 8, publish=hb.PublishDirectory(tmp_path / "published"))
+    learn(states, 8, keep=9)
+    publisher = hb.PublishDirectory(tmp_path / "published")
+    kinds = [
+        publisher.publish(open_checkpoint(folder)).kind
+        for folder in sorted(states.glob("checkpoint-*"))
+    ]
+    assert kinds == ["full", "delta", "delta", "full"]
     assert not list((tmp_path / "published").rglob("impressions.arrow"))
     for manifest in (tmp_path / "published").rglob("MANIFEST.json"):
         assert "open_rows" not in json.loads(manifest.read_text())
@@ -202,10 +203,11 @@ def test_published_versions_hold_nothing_that_is_open_and_a_changed_file_is_refu
         learn(states, None)
 
 
-@pytest.mark.parametrize("nesting", some(2))
+@pytest.mark.parametrize("nesting", in_soak(NESTINGS, quick={"after files"}))
 def test_every_state_can_be_restored_and_leads_to_the_same_end(
     nesting: str, tmp_path: Path
 ) -> None:
+    """A join alone in the quick suite: see the test of compacted states."""
     digest = learn(tmp_path, 5, 16, None, nesting=nesting, every_steps=13, full_every=9, keep=99)
     numbers = sorted(int(path.name[-8:]) for path in tmp_path.glob("checkpoint-*"))
     assert len(numbers) >= 3
@@ -236,7 +238,7 @@ def test_runs_in_any_order_release_the_rows_that_first_runs_release(tmp_path: Pa
         assert run(kind, data, str(number)) == first[kind], (number, kind)
 
 
-@pytest.mark.parametrize("nesting", some(1))
+@pytest.mark.parametrize("nesting", in_soak(NESTINGS, quick={"alone"}))
 def test_runs_of_one_dataset_leave_nothing_to_each_other(nesting: str, tmp_path: Path) -> None:
     data = dataset(nesting)
     follow(data)

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,9 @@ def prepared(
     return workflow.raw, joined
 
 
-def fold_of(row: dict[str, Any], num_folds: int) -> int:
-    file, place = divmod(row["number"], ROWS_A_FILE)
+@cache
+def fold_of(number: int, num_folds: int) -> int:
+    file, place = divmod(number, ROWS_A_FILE)
     hashes = hash_places(file, np.array([place]), SEED, Purpose.FOLDS)
     return int(folds_of(hashes, num_folds)[0])
 
@@ -137,7 +138,7 @@ def test_target_encodings_of_training_rows_are_out_of_fold(
         rows,
         "rate",
         lambda row: row["raw city"],
-        lambda row, other: fold_of(row, 3) != fold_of(other, 3),
+        lambda row, other: fold_of(row["number"], 3) != fold_of(other["number"], 3),
     )
 
     def pair(row: dict[str, Any]) -> Any:
@@ -148,7 +149,7 @@ def test_target_encodings_of_training_rows_are_out_of_fold(
         rows.with_columns(pl.col("pair").exp() - 1),
         "pair",
         pair,
-        lambda row, other: fold_of(row, 5) != fold_of(other, 5),
+        lambda row, other: fold_of(row["number"], 5) != fold_of(other["number"], 5),
     )
 
 
