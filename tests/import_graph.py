@@ -61,6 +61,7 @@ def modules_of_tests() -> dict[str, Path]:
     return {path.stem: path for path in shared}
 
 
+@functools.cache
 def imported_files(path: Path) -> set[Path]:
     """Return the files of ours that `path` imports, at any depth, those for a type checker
     included. `from p import x` counts p only where x is not a module.

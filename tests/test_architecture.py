@@ -232,7 +232,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
     unseen = {
         id(inner)
         for node in nodes_of(path)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If) and is_for_a_type_checker(node.test)
         for inner in ast.walk(node)
     }
     modules = []
@@ -246,6 +246,10 @@ def imports(path: Path) -> list[tuple[int, str]]:
             modules.append((node.lineno, module))
             modules += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
     return modules
+
+
+def is_for_a_type_checker(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def test_a_folder_imports_only_folders_before_it() -> None:
@@ -397,6 +401,7 @@ STREAMS = "embedding/device/streams.py"
 NAMES_STREAMS = re.compile(
     r"torch\.(Event|Stream|accelerator\.(current_stream|set_stream|synchronize))|.*\.record_stream|pin_memory"
 )
+ATTRIBUTES = {"Event", "Stream", "current_stream", "set_stream", "synchronize", "record_stream"}
 
 
 def test_one_file_names_the_streams_and_the_pinned_memory_of_torch() -> None:
@@ -405,7 +410,7 @@ def test_one_file_names_the_streams_and_the_pinned_memory_of_torch() -> None:
     for path in python_files(SOURCE):
         for node in nodes_of(path):
             name = ""
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
                 name = ast.unparse(node)
             if isinstance(node, ast.keyword):
                 name = node.arg or ""
@@ -565,6 +570,8 @@ def functions(path: Path) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunction
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue  # it has no definitions
             name = (
                 f"{prefix}{child.name}"
                 if hasattr(child, "name") and not isinstance(child, ast.alias)
@@ -648,12 +655,18 @@ def test_a_class_is_abstract_or_final() -> None:
         name
         for name, node in nodes.items()
         if not {"ABC", "Protocol", "nn.Module"} & bases[name]
-        and not re.search(r"@dataclass|@abstractmethod", ast.unparse(node))
+        and not re.search(r"dataclass|abstractmethod", " ".join(decorators_in(node)))
         and not is_error(name, bases)
     }
     heirs = {name: of_class & final - INHERITED.keys() for name, of_class in bases.items()}
     assert {name: wrong for name, wrong in heirs.items() if wrong} == {}
     assert INHERITED.keys() <= set().union(*bases.values()), "the list may only shrink"
+
+
+def decorators_in(node: ast.ClassDef) -> list[str]:
+    """Return the decorators of a class and of its functions, as they are written."""
+    functions = [f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [ast.unparse(d) for each in [node, *functions] for d in each.decorator_list]
 
 
 def bases_of(node: ast.ClassDef) -> set[str]:
@@ -777,11 +790,17 @@ BAD_LOCALS = {
 def test_local_names_say_what_they_hold() -> None:
     wrong = []
     for path in python_files(SOURCE):
-        for name, function in functions(path):
-            for node in ast.walk(function):
-                is_set = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-                if is_set and node.id in BAD_LOCALS:
-                    wrong.append(f"{relative(path)}:{node.lineno} {node.id} in {name}")
+        fields = {
+            id(node.target)
+            for scope in nodes_of(path)
+            if isinstance(scope, ast.ClassDef)
+            for node in scope.body
+            if isinstance(node, ast.AnnAssign)
+        }
+        for node in nodes_of(path):
+            is_set = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            if is_set and node.id in BAD_LOCALS and id(node) not in fields:
+                wrong.append(f"{relative(path)}:{node.lineno} {node.id}")
     assert not wrong, "\n".join(wrong)
 
 
