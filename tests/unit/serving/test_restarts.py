@@ -3,43 +3,57 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from forked import COMMANDS
 
 import hotbed as hb
 from hotbed.errors import NotWritten
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import collecting
 
-from .conftest import Process, Spawned, Trainer, wait_for
+from .conftest import PATIENCE_SECONDS, Process, Spawned, Trainer, wait_for
 
 FORKED = """
 import os, sys
 import hotbed as hb
 from hotbed.errors import PersistError
+(exported,) = arguments
 server = hb.ParameterServer()
-server.load("m", sys.argv[1])
+server.load("m", exported)
 child = os.fork()
 if not child:
     try:
-        server.load("m", sys.argv[1])
+        server.load("m", exported)
     except PersistError as error:
-        print("refused:", "another process writes it" in str(error), flush=True)
+        say("refused:", "another process writes it" in str(error))
     sys.exit(0)
 os.waitpid(child, 0)
-print("there:", server.folder.exists(), flush=True)
-print("read:", hb.ParameterServer(server.folder).model("m").version == server.model("m").version, flush=True)
-print(server.folder)
+say("there:", server.folder.exists())
+say("read:", hb.ParameterServer(server.folder).model("m").version == server.model("m").version)
+say(server.folder)
 """
 
 
-def run(code: str, *arguments: object) -> list[str]:
-    words = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+def run(code: str, *arguments: object, expected: int = 0) -> list[str]:
+    """Return what code says in a process without torch, to which `arguments` are a list of texts.
+
+    Args:
+        code: what it runs.
+        expected: the code with which it ends.
+    """
+    texts = list(map(str, arguments))
+    start = "import functools, sys; say = functools.partial(print, 'said', file=sys.stderr)"
+    process = COMMANDS.start([], before=f"{start}; arguments = {texts}\n{code}\nraise SystemExit")
+    with process.stderr as stderr:
+        lines = stderr.read().splitlines()
+    assert process.wait(PATIENCE_SECONDS) == expected, lines
+    return [line.removeprefix("said ") for line in lines if line.startswith("said ")]
 
 
 def test_a_forked_child_leaves_the_rows_of_its_parent(exported: Path) -> None:
@@ -53,7 +67,6 @@ import os, signal
 import hotbed as hb
 from hotbed.serving.stores.following import collecting
 server, folder = hb.ParameterServer(), collecting(["kafka://host:1/topic"])
-print(server.folder, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -63,7 +76,7 @@ def test_folders_of_a_killed_server_go_with_the_next_start(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    subprocess.run([sys.executable, "-c", KILLED], capture_output=True)
+    run(KILLED, expected=-signal.SIGKILL)
     assert {path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()} == {
         "hotbed-rows",
         "hotbed-follow",
@@ -105,20 +118,21 @@ def test_a_killed_demo_leaves_no_server(exported: Path, tmp_path: Path) -> None:
 
 
 FULL_DISK = """
-import resource, sys
+import resource
 import hotbed as hb
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.options import RowsOptions
 from hotbed.serving.server.endpoints.rows_service import RowsServer
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
-models = Models(hb.ParameterServer(sys.argv[1]))
-models.add("m", sys.argv[2])
-print(models.named("m").current.version.version)
-print(models.index()[0]["reason"])
+rows, published, limit = arguments
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+models = Models(hb.ParameterServer(rows))
+models.add("m", published)
+say(models.named("m").current.version.version)
+say(models.index()[0]["reason"])
 del models
-store = hb.ParameterServer(sys.argv[1])
-RowsServer(store, ["m"], RowsOptions(port=0)).load_or_keep("m", sys.argv[2])
-print(store.model("m").version)
+store = hb.ParameterServer(rows)
+RowsServer(store, ["m"], RowsOptions(port=0)).load_or_keep("m", published)
+say(store.model("m").version)
 """
 
 
