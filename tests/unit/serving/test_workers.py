@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter
@@ -18,13 +19,22 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
 from hotbed.serving.server.endpoints.grpc import MESSAGES
 
-from .conftest import Trainer, Workers, again_and_again, damage_rows, stopped_under_load, wait_for
+from .conftest import (
+    Trainer,
+    Workers,
+    again_and_again,
+    damage_rows,
+    draw,
+    stopped_under_load,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +63,30 @@ def watched(
     )
     Workers.started.remove(server)  # it outlives its first test
     yield server, trainer
+    assert server.stop() == 0
+
+
+NUM_USERS = 4000
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    exported: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Workers, Path]]:
+    """A server of two exports, and their folder: `m`, and `users`, which has many rows."""
+    folder = tmp_path_factory.mktemp("loaded")
+    shutil.copytree(exported, folder / "m")
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    data = {"user": np.arange(NUM_USERS), "label": rng.integers(0, 2, NUM_USERS)}
+    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
+    tables = hb.make_tables(schema, dim=64)
+    model = hb.RecModel(hb.models.DNN(schema, tables), "bce", hb.Adam(lr=0.01))
+    model.fit(hb.Dataset(hb.sources.Memory(data), schema, 4096), progress=False)
+    model.export(folder / "users")
+    server = Workers(f"m={folder / 'm'}", f"users={folder / 'users'}")
+    Workers.started.remove(server)  # it outlives its first test
+    yield server, folder
     assert server.stop() == 0
 
 
@@ -158,14 +192,17 @@ def test_a_worker_that_is_killed_is_started_again_and_counted(
     assert samples(with_both[0], "hotbed_model_version")["1"] == version
 
 
-def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
-    server = Workers(f"m={trainer.folder / 'export'}")
+def test_loads_and_unloads_reach_every_worker(
+    loaded: tuple[Workers, Path], session: hb.InferenceSession
+) -> None:
+    server, folder = loaded
+    asked = draw(30, 99)
     assert server.get("/v2/repository/models/m/unload", "POST")[0] == 200
     for _ in range(12):
         assert server.get("/v2/models/m/ready")[0] == 404
         assert server.get("/v2/health/ready")[0] == 503
         with hb.Client(f"http://{server.http}") as client, pytest.raises(NotServed):
-            client.predict("m", trainer.asked)
+            client.predict("m", asked)
     os.kill(server.children[0], signal.SIGKILL)  # the next one is told as well
     wait_for(
         lambda: samples(server.get("/metrics")[1], "hotbed_worker_up") == {"1": 1.0, "2": 1.0},
@@ -174,18 +211,15 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
     for _ in range(12):
         assert server.get("/v2/models/m/ready")[0] == 404
     assert server.get("/v2/repository/models/m/load", "POST")[0] == 200
+    expected = session.predict(asked)
     for _ in range(12):
         assert server.get("/v2/health/ready")[0] == 200
         with hb.Client(f"http://{server.http}") as client:
-            assert (
-                np.abs(
-                    client.predict("m", trainer.asked) - next(iter(trainer.scores.values()))
-                ).max()
-                < 1e-6
-            )
+            assert np.abs(client.predict("m", asked) - expected).max() < 1e-6
     assert server.get("/v2/repository/models/x/load", "POST")[0] == 404
-    graph = next((trainer.folder / "export").rglob("graph.onnx"))
-    graph.write_bytes(graph.read_bytes()[:-5])
+    (graph,) = (folder / "m").rglob("graph.onnx")
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[:-5])
     status, text = server.get("/v2/repository/models/m/load", "POST")
     assert status == 409
     assert "graph.onnx" in text
@@ -195,7 +229,8 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
         ),
         "all tell why",
     )
-    assert server.stop() == 0
+    graph.write_bytes(whole)
+    assert server.get("/v2/repository/models/m/load", "POST")[0] == 200
 
 
 def test_every_worker_reports_a_version_that_the_parent_could_not_load(
@@ -231,10 +266,10 @@ def test_every_worker_reports_a_version_that_the_parent_could_not_load(
 
 
 def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports(
-    trainer: Trainer, tmp_path: Path
+    exported: Path, session: hb.InferenceSession, tmp_path: Path
 ) -> None:
     """The first parent is killed; the second one gets SIGTERM under load."""
-    arguments = (f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}")
+    arguments = (f"m={exported}", "--set", f"rows={tmp_path / 'rows'}")
     server = Workers(*arguments)
     children = server.children
     assert len(children) == 2
@@ -247,26 +282,17 @@ def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports
     assert again.http == server.http
     children = again.children
     assert len(children) == 2
-    stopped_under_load(again, trainer.asked, next(iter(trainer.scores.values())))
+    asked = draw(30, 99)
+    stopped_under_load(again, asked, session.predict(asked))
     assert not [one for one in children if Path(f"/proc/{one}").exists()]
 
 
-def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
+def test_workers_share_the_pages_of_rows(loaded: tuple[Workers, Path]) -> None:
     """Rss counts a page for each process that has it mapped, Pss its share: with both workers at
     it, half, or a third with the parent.
     """
-    from torch import manual_seed
 
-    manual_seed(0)
-    ids, rng = np.arange(4000), np.random.default_rng(0)
-    data = {"user": ids, "label": rng.integers(0, 2, len(ids))}
-    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
-    model = hb.RecModel(
-        hb.models.DNN(schema, hb.make_tables(schema, dim=64)), "bce", hb.Adam(lr=0.01)
-    )
-    model.fit(hb.Dataset(hb.sources.Memory(data), schema, 4096), progress=False)
-    model.export(tmp_path / "export")
-    server = Workers(f"m={tmp_path / 'export'}")
+    server, _ = loaded
 
     def mapped() -> list[dict[str, int]]:
         found = []
@@ -274,7 +300,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
             held, inside = Counter[str](), False
             for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
                 if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                    inside = line.endswith(".rows")
+                    inside = line.endswith(".rows") and "/users/" in line
                 elif inside and (part := re.match(r"(\w+): +(\d+) kB", line)):
                     held[part[1]] += int(part[2]) << 10
             found.append(dict(held))
@@ -282,15 +308,14 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
 
     def touched() -> bool:
         with hb.Client(f"http://{server.http}") as client:
-            for at in range(0, len(ids), 1000):
-                client.predict("m", {"user": ids[at : at + 1000]})
-        return [one["Rss"] > len(ids) * 64 * 4 for one in mapped()] == [True, True]
+            for users in np.split(np.arange(NUM_USERS), 4):
+                client.predict("users", {"user": users})
+        return [one["Rss"] > NUM_USERS * 64 * 4 for one in mapped()] == [True, True]
 
     wait_for(touched, "both have read all rows")
     for one in mapped():
         assert one["Pss"] < 0.6 * one["Rss"]
         assert one["Private_Clean"] + one["Private_Dirty"] < 0.05 * one["Rss"]
-    assert server.stop() == 0
 
 
 def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Workers, Trainer]) -> None:
