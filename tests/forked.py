@@ -180,6 +180,27 @@ class CommandServer(ForkServer):
         request = (dict(os.environ), os.getcwd(), before, arguments)
         return Command(self, pickle.dumps(request))
 
+    def run(self, code: str, *arguments: object, expected: int = 0) -> list[str]:
+        """Run code, and return the texts that it gives to its function `say`, one a line.
+
+        Args:
+            code: what the process runs; it finds the texts of `arguments` in a list of this name.
+            arguments: what the code needs.
+            expected: the status of the process at its end.
+        """
+        start = f"""
+import sys
+arguments = {list(map(str, arguments))}
+def say(*values):
+    print("said", *values, file=sys.stderr, flush=True)
+"""
+        process = self.start([], f"{start}{code}\nraise SystemExit")
+        with process.stderr as stderr:
+            lines = stderr.read().splitlines()
+        status = process.wait(LIMIT_SECONDS)
+        assert status == expected, "\n".join(lines)
+        return [line.removeprefix("said ") for line in lines if line.startswith("said ")]
+
 
 class Command:
     """A process that runs a command, with the members of `subprocess.Popen` that tests use.

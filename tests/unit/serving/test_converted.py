@@ -489,6 +489,7 @@ def test_a_packed_sequence_is_refused_with_its_layer_and_the_remedy(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak  # the network "own" of test_histories.py runs a GRU over padded rows
 def test_the_remedy_for_packed_sequences_gives_their_scores(tmp_path: Path) -> None:
     torch.manual_seed(0)
     batch = torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([2, 3])

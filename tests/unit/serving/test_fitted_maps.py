@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import pyarrow as pa
 import pytest
 import torch
 import tritonclient.http
+from forked import COMMANDS
 from tritonclient.grpc import InferenceServerClient as GrpcClient
 
 import hotbed as hb
@@ -164,13 +163,14 @@ def test_a_moved_export_scores_raw_rows_as_the_model_scores_prepared_ones(
 def test_an_export_is_served_without_torch(elsewhere: Path, trained: Trained) -> None:
     columns = draw(9, 6)
     plain = {name: np.asarray(values).tolist() for name, values in columns.items()}
-    code = (
-        "import sys, json; sys.modules['torch'] = None\nimport hotbed as hb\n"
-        f"session = hb.InferenceSession({str(elsewhere)!r})\n"
-        f"print(json.dumps(session.predict(json.loads({json.dumps(plain)!r})).tolist()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert np.abs(np.array(json.loads(done.stdout)) - trained.predict(columns)).max() < 1e-6
+    code = """
+import json
+import hotbed as hb
+exported, rows = arguments
+say(json.dumps(hb.InferenceSession(exported).predict(json.loads(rows)).tolist()))
+"""
+    (scores,) = COMMANDS.run(code, elsewhere, json.dumps(plain))
+    assert np.abs(np.array(json.loads(scores)) - trained.predict(columns)).max() < 1e-6
 
 
 @pytest.mark.parametrize("way", ["flipped", "removed"])

@@ -85,7 +85,7 @@ def served_by_a_new_worker(server: Workers, trainer: Trainer, token: Path) -> in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     trainer: Trainer, tmp_path: Path, workers: int
 ) -> None:

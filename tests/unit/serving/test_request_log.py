@@ -476,6 +476,7 @@ def test_a_hash_needs_a_key(tmp_path: Path) -> None:
         LogOptions(str(tmp_path), log_key_file=str(tmp_path / "key"))
 
 
+@pytest.mark.soak  # a quick test of test_request_log_losses.py kills workers as well
 def test_a_killed_worker_loses_no_flushed_request(exported: Path, tmp_path: Path) -> None:
     settings = [f"log={tmp_path / 'log'}", "log_flush_seconds=0.02", "log_part_seconds=60"]
     options = [word for setting in settings for word in ("--set", setting)]

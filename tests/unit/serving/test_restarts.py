@@ -17,7 +17,7 @@ from hotbed.errors import NotWritten
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import collecting
 
-from .conftest import PATIENCE_SECONDS, Process, Spawned, Trainer, wait_for
+from .conftest import Process, Spawned, Trainer, wait_for
 
 FORKED = """
 import os, sys
@@ -40,24 +40,8 @@ say(server.folder)
 """
 
 
-def run(code: str, *arguments: object, expected: int = 0) -> list[str]:
-    """Return what code says in a process without torch, to which `arguments` are a list of texts.
-
-    Args:
-        code: what it runs.
-        expected: the code with which it ends.
-    """
-    texts = list(map(str, arguments))
-    start = "import functools, sys; say = functools.partial(print, 'said', file=sys.stderr)"
-    process = COMMANDS.start([], before=f"{start}; arguments = {texts}\n{code}\nraise SystemExit")
-    with process.stderr as stderr:
-        lines = stderr.read().splitlines()
-    assert process.wait(PATIENCE_SECONDS) == expected, lines
-    return [line.removeprefix("said ") for line in lines if line.startswith("said ")]
-
-
 def test_a_forked_child_leaves_the_rows_of_its_parent(exported: Path) -> None:
-    *told, folder = run(FORKED, exported)
+    *told, folder = COMMANDS.run(FORKED, exported)
     assert told == ["refused: True", "there: True", "read: True"]
     assert not Path(folder).exists()
 
@@ -76,7 +60,7 @@ def test_folders_of_a_killed_server_go_with_the_next_start(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run(KILLED, expected=-signal.SIGKILL)
+    COMMANDS.run(KILLED, expected=-signal.SIGKILL)
     assert {path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir()} == {
         "hotbed-rows",
         "hotbed-follow",
@@ -143,7 +127,9 @@ def test_a_start_while_the_disk_is_full_serves_what_the_folder_holds(
     held = hb.ParameterServer(tmp_path / "rows").load("m", trainer.folder / "export").version
     newest = trainer.publish(1, full=True)
     assert newest > held
-    first, reason, second = run(FULL_DISK, tmp_path / "rows", trainer.folder / "published", limit)
+    first, reason, second = COMMANDS.run(
+        FULL_DISK, tmp_path / "rows", trainer.folder / "published", limit
+    )
     assert (first, second) == (str(held), str(held))
     assert "cannot be written" in reason
     models = Models(hb.ParameterServer(tmp_path / "rows"))

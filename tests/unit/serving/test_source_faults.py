@@ -296,7 +296,15 @@ class HangingServer(hb.ParameterServer):
             return super().load(name, *arguments)
 
 
-@pytest.mark.parametrize("end", [None, errno.ENOTCONN, errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize(
+    "end",
+    [
+        None,
+        errno.ENOTCONN,
+        pytest.param(errno.ESTALE, marks=pytest.mark.soak),
+        pytest.param(errno.EIO, marks=pytest.mark.soak),
+    ],
+)
 def test_read_that_hangs_is_reported_and_served_once_it_ends(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int | None
 ) -> None:

@@ -31,8 +31,8 @@ Answers = list[tuple[int, Any]]
 
 @contextmanager
 def load(http: str, grpc: str, asked: Any) -> Iterator[tuple[Answers, list[Exception]]]:
-    """Two clients over HTTP and one over gRPC that ask all the time; what they are told, and what
-    goes wrong.
+    """Two clients over HTTP and one over gRPC that ask again after a moment; what they are told,
+    and what goes wrong.
     """
     answers, wrong, stop = Answers(), list[Exception](), threading.Event()
 
@@ -45,7 +45,7 @@ def load(http: str, grpc: str, asked: Any) -> Iterator[tuple[Answers, list[Excep
             ask(lambda: told_by(client.infer("m", tensors(asked))))
 
     def ask(once: Callable[[], tuple[int, Any]]) -> None:
-        while not stop.is_set():
+        while not stop.wait(0.005):
             try:
                 answers.append(once())
             except Exception as error:
