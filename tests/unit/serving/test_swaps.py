@@ -45,7 +45,7 @@ def load(http: str, grpc: str, asked: Any) -> Iterator[tuple[Answers, list[Excep
             ask(lambda: told_by(client.infer("m", tensors(asked))))
 
     def ask(once: Callable[[], tuple[int, Any]]) -> None:
-        while not stop.wait(0.005):
+        while not stop.wait(0.02):
             try:
                 answers.append(once())
             except Exception as error:
