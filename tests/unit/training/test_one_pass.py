@@ -26,7 +26,7 @@ from hotbed.training.step.one_pass import is_same_in_both_modes, obstacle_to_one
 from hotbed.training.watching.points import Point
 from hotbed.training.watching.window_log import Window
 
-from .test_ahead import LEAVES, POLICIES, counts, everything
+from .test_ahead import POLICIES, QUICK_LEAVES, counts, everything
 
 STEPS = 26
 ROWS = 64 * STEPS
@@ -136,7 +136,11 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return passes
 
 
-@pytest.mark.parametrize("name", SAME_IN_BOTH)
+QUICK_NETWORKS = {"LR", "DeepFM", "DCNv2", "DLRM", "DIN", "BST", "MMoE", "AITM"}
+"""One of each structure; `make soak` has the others."""
+
+
+@pytest.mark.parametrize("name", in_soak(SAME_IN_BOTH, QUICK_NETWORKS))
 def test_a_model_without_modes_is_scored_by_the_pass_that_learns_it(
     name: str, forwards: list[bool]
 ) -> None:
@@ -149,7 +153,7 @@ def test_a_model_without_modes_is_scored_by_the_pass_that_learns_it(
     assert all(forwards), "no pass in eval mode"
 
 
-QUICK = {"Adam, all rows", "Nesterov, caught up, bfloat16", *LEAVES}
+QUICK = {"Adam, all rows", *QUICK_LEAVES}
 """Policies whose scores each run of the suite compares; `make soak` has the others."""
 
 
