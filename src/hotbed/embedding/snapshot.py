@@ -110,21 +110,7 @@ class Snapshot:
 
         Each partition can be read once.
         """
-        waiting: list[Mapping[str, NDArray[Any]]] = []
-        numbers: list[NDArray[np.uint8]] = []
-        num_rows = 0
-        for partition, rows in by_partition(self._read, partitions, self._native):
-            if n := len(rows["id"]):
-                waiting.append(rows)
-                numbers.append(np.full(n, partition, np.uint8))
-                num_rows += n
-            if num_rows >= BATCH_ROWS:
-                yield _together(numbers, waiting, self._state_width)
-                waiting = []
-                numbers = []
-                num_rows = 0
-        if waiting:
-            yield _together(numbers, waiting, self._state_width)
+        yield from joined_partitions(self._read, partitions, self._native, self._state_width)
 
     def _read(self, partitions: list[int]) -> dict[str, Any]:
         rows: dict[str, Any] = self._native.snapshot_rows(partitions)
@@ -197,6 +183,30 @@ def by_partition(
             yield partition, rows
             begin = end
         del columns
+
+
+def joined_partitions(
+    read: Callable[[list[int]], dict[str, Any]],
+    partitions: Iterable[int],
+    native: Any,
+    state_width: int,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of partitions, small ones together in one batch; see `by_partition`."""
+    waiting: list[Mapping[str, NDArray[Any]]] = []
+    numbers: list[NDArray[np.uint8]] = []
+    num_rows = 0
+    for partition, rows in by_partition(read, partitions, native):
+        if n := len(rows["id"]):
+            waiting.append(rows)
+            numbers.append(np.full(n, partition, np.uint8))
+            num_rows += n
+        if num_rows >= BATCH_ROWS:
+            yield _together(numbers, waiting, state_width)
+            waiting = []
+            numbers = []
+            num_rows = 0
+    if waiting:
+        yield _together(numbers, waiting, state_width)
 
 
 def with_dtype(rows: dict[str, Any], dtype: str) -> dict[str, Any]:

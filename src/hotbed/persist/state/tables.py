@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.embedding.snapshot import joined_partitions, with_dtype
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist.container.format import CheckpointWriter, Link, Reader
@@ -72,9 +73,16 @@ class LiveRows:
         self.changes = False
         self.scalars = table.scalars()
         self.read_bytes = 0  # an export does not count what it reads
-        self.rows = table.export
         self.candidates = table.candidates
         self.sketch = table.sketch
+        self._table = table
+
+    def rows(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        table = self._table
+        return joined_partitions(self._read, partitions, table.native, table.state_width)
+
+    def _read(self, partitions: list[int]) -> dict[str, Any]:
+        return with_dtype(self._table.native.export_rows(partitions), self._table.dtype)
 
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
         return iter(())
