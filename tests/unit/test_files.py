@@ -72,6 +72,9 @@ REMOVING = re.compile(
 def removing_functions(path: Path) -> set[str]:
     """Return the functions of a file that remove or cut files."""
     found: set[str] = set()
+    text = path.read_text()
+    if not REMOVING.search(text):
+        return found
 
     def visit(node: ast.AST, names: list[str]) -> None:
         for inner in ast.iter_child_nodes(node):
@@ -80,7 +83,7 @@ def removing_functions(path: Path) -> set[str]:
                 found.add(f"{path.relative_to(SOURCE).as_posix()}:{'.'.join(names)}")
             visit(inner, [*names, inner.name] if is_named else names)  # type: ignore[attr-defined]
 
-    visit(ast.parse(path.read_text()), [])
+    visit(ast.parse(text), [])
     return found
 
 

@@ -105,7 +105,7 @@ def test_reading_goes_on_after_any_row_with_any_batch_size(
     whole = read(source, rows=1)
     assert len(whole) > 150
     assert [row for row, _ in read(source, rows=1000)] == [row for row, _ in whole]
-    for number in range(0, len(whole), 3):
+    for number in range(0, len(whole), 7):
         text = json.dumps(whole[number][1].to_json())
         rest = read(source, text, rows=1 if number % 2 else 17)
         assert [row for row, _ in rest] == [row for row, _ in whole[number + 1 :]], number

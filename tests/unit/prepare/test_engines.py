@@ -250,7 +250,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[clicks_job, negatives_job])
+@pytest.fixture(scope="module")
 def job(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -263,7 +263,16 @@ def files_of_one(job: Any, clicks: Path, tmp_path_factory: pytest.TempPathFactor
     return files_of(folder)
 
 
-@pytest.mark.parametrize("engine", ["local-2", "ray-2"], indirect=True)
+@pytest.mark.parametrize(
+    ("engine", "job"),
+    [
+        ("local-2", clicks_job),
+        ("ray-2", clicks_job),
+        ("local-2", negatives_job),
+        pytest.param("ray-2", negatives_job, marks=pytest.mark.soak),
+    ],
+    indirect=True,
+)
 def test_engines_and_workers_write_equal_files(
     engine: Engine, job: Any, files_of_one: dict[str, bytes], clicks: Path, tmp_path: Path
 ) -> None:
