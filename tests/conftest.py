@@ -243,9 +243,10 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _exports_are_shared() -> None:
+def _exports_and_commands_are_shared() -> None:
     from exported_once import export_once
-    from read_once import read_tables_once
+    from read_once import read_commands_once, read_tables_once
 
+    read_commands_once()
     read_tables_once()
     export_once()

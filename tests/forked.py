@@ -415,11 +415,16 @@ def _import_for_commands() -> None:
     """Import what servers need, where torch is not installed."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     import onnxruntime  # noqa: F401
+    import typer.main
+    from read_once import read_commands_once
 
     import hotbed.cli.commands
     import hotbed.serving.main
     import hotbed.serving.server.server
-    import hotbed.serving.workers.worker  # noqa: F401
+    import hotbed.serving.workers.worker
+
+    read_commands_once()
+    typer.main.get_command(hotbed.cli.commands.app)
 
 
 def _listen(kind: str, address: str) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch does again for each export, with the same result: more than half of an export."""
+"""What libraries do again each time, with the same result.
+
+For torch that is more than half of an export, for typer most of a command that refuses its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,14 @@ def read_tables_once() -> None:
     if registration is not None and not hasattr(registration, "read_once"):
         registration.read_once = functools.cache(registration.ONNXRegistry.from_torchlib)
         registration.ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
+
+
+def read_commands_once() -> None:
+    """Let all commands of this process share the flags that typer reads from their functions."""
+    typer = sys.modules.get("typer.main")
+    if typer is not None and not hasattr(typer, "read_once"):
+        typer.read_once = functools.cache(typer.get_group)
+        typer.get_group = typer.read_once
 
 
 def _from_torchlib(*arguments: Any, **keywords: Any) -> Any:

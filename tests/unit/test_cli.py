@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shlex
@@ -276,7 +277,9 @@ def test_inspect_of_a_job_shows_what_its_join_holds(
         events = [
             {"id": row, "user": row % 7, "at": 1_700_000_000 + row + late} for row in range(200)
         ]
-        Path(name, "a.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        file = Path(name, "a.jsonl")
+        file.write_text("".join(json.dumps(event) + "\n" for event in events))
+        os.utime(file, (1_700_000_000, 1_700_000_000))  # it has settled
     code, before, error = call(capsys, monkeypatch, "inspect", "join.yaml")
     assert code == 0, error
     assert "not trained yet" in before
