@@ -380,7 +380,7 @@ schema:
 train: {kind: slice, stop: 20000, source: {kind: csv, path: RATINGS}}
 model: {kind: deepfm, hidden: [8]}
 tables: {dim: 4}
-fit: {batch_size: 4096}
+fit: {batch_size: 1024}
 output: OUT
 """
 
@@ -410,7 +410,7 @@ def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
     assert "> ram" in lines[0][1]
     assert "> ram" not in lines[8][1]
     assert "Memory: it takes " in printed.output
-    assert "16 ranks and more need grains: 16 or more in the job, which has 8." in printed.output
+    assert "4 ranks and more need grains: 4 or more in the job, which has 2." in printed.output
     page = (tmp_path / "plan.html").read_text()
     assert page.count("<figure>") == 4
     assert "256 ranks" in page

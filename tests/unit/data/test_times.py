@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.connectors import Csv, Memory
@@ -176,6 +176,7 @@ def by_python(text: str) -> dt.datetime:
 ZONES = [dt.timedelta(hours=hours) for hours in (0, 1, -5)] + [dt.timedelta(hours=5, minutes=30)]
 
 
+@settings(max_examples=4)  # of each of 17 systems, in two types
 @given(
     moments=st.lists(
         st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2199, 12, 31)), min_size=1, max_size=5

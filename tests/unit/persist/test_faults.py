@@ -11,13 +11,10 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -78,6 +75,8 @@ def chain(where: Any, steps: int = 3, dim: int = 2, num_rows: int = 30) -> list[
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("good") / "model"
     chain(root)
+    for read in READS:
+        read(root)
     return root
 
 
@@ -145,6 +144,9 @@ def warm(root: Path) -> None:
     warm_start({"t": hb.Table("t", 2)}, open_checkpoint(root))
 
 
+READS: list[Callable[[Path], object]] = [load, verify, replicate, warm]
+
+
 def test_the_list_below_is_every_file(good: Path) -> None:
     assert sorted(KINDS) == sorted(
         path.relative_to(good).as_posix() for path in good.rglob("*") if path.is_file()
@@ -169,9 +171,8 @@ def test_a_harmed_file_is_refused_by_its_name(
 ) -> None:
     root = tmp_path / "model"
     shutil.copytree(good, root)
-    load(root)
     harm(root / name)
-    for read in (load, verify, replicate, warm):
+    for read in READS:
         with pytest.raises(PersistError) as caught:
             read(root)
         # without CURRENT the path holds no pointer to any checkpoint: the message names the path
@@ -470,50 +471,44 @@ def test_a_replica_whose_file_was_lost_while_it_was_loaded_takes_a_whole_chain(
     assert content_digest(replica.tables) == digest
 
 
-READER = """
-import json, sys
-import hotbed as hb
-from hotbed.persist import Replica, content_digest, open_checkpoint, verify
-
-folder = sys.argv[1]
-
-def applied():
+def applied(folder: str) -> object:
     replica = Replica()
     replica.apply(open_checkpoint(folder))
     return content_digest(replica.tables)
 
-def copied():
+
+def copied(folder: str) -> None:
     for link in open_checkpoint(folder).links:
         for name in link.manifest.files:
             link.read(name)
 
-reads = [lambda: verify(folder), lambda: content_digest(open_checkpoint(folder)), applied, copied]
-expected = [read() for read in reads]
-for line in sys.stdin:
-    refused = 0
-    for read, right in zip(reads, expected):
+
+def read_all(folder: str) -> list[object]:
+    """Return what each way to read a folder gives, or the error that refuses it."""
+    results = list[object]()
+    reads = [verify, lambda folder: content_digest(open_checkpoint(folder)), applied, copied]
+    for read in reads:
         try:
-            assert read() == right
-        except hb.errors.PersistError as error:
-            assert folder in str(error), error
-            refused += 1
-    print(refused, flush=True)
-"""
+            results.append(read(folder))
+        except PersistError as error:
+            results.append(error)
+    return results
 
 
 def test_files_that_others_cut_are_whole_or_refused_and_end_no_reader(tmp_path: Path) -> None:
     chain(tmp_path, dim=64, num_rows=5000)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert max(map(len, files.values())) > 2 << 20  # more than a block, and more than a pointer
-    command = [sys.executable, "-c", READER, os.fspath(tmp_path)]
+    expected = SERVER.call(read_all, str(tmp_path))
     refused = 0
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as reader:
-        assert ask(reader) == refused == 0
-        while refused < 8:
-            with cut_and_restored(files):
-                refused += ask(reader)
-            assert ask(reader) == 0  # all is as before
-    assert reader.returncode == 0
+    while refused < 8:
+        with cut_and_restored(files):
+            results = SERVER.call(read_all, str(tmp_path))  # in a process that a fault would end
+        for result, right in zip(results, expected, strict=True):
+            is_refused = isinstance(result, PersistError)
+            assert str(tmp_path) in str(result) if is_refused else result == right
+            refused += is_refused
+    assert SERVER.call(read_all, str(tmp_path)) == expected  # all is as before
 
 
 @contextlib.contextmanager
@@ -540,14 +535,3 @@ def cut_and_restored(files: Mapping[Path, bytes]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def ask(reader: subprocess.Popen[str]) -> int:
-    """Let the reader read all, and return how often it refused what it found."""
-    assert reader.stdin is not None
-    assert reader.stdout is not None
-    reader.stdin.write("read\n")
-    reader.stdin.flush()
-    answer = reader.stdout.readline()
-    assert answer, reader.wait()  # minus the number of the signal that ended it
-    return int(answer)
