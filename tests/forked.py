@@ -404,10 +404,12 @@ def _import_for_calls() -> None:
     _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, hb.auto
     # the first step of an optimizer imports torch's compiler
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()
-    # the first export imports as much again
+    # the first export imports as much again, and reads the operators that ONNX has
+    import torch.onnx._internal.exporter._registration
+
     read_tables_once()
     example = (torch.zeros(2, 1),)
-    torch.export.export(torch.nn.Linear(1, 1), example, strict=False).run_decompositions({})
+    torch.onnx.export(torch.nn.Linear(1, 1), example, dynamo=True, optimize=False, verbose=False)
     gc.set_threshold(20_000, 20, 20)  # as in conftest.py
 
 

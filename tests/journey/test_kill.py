@@ -88,7 +88,7 @@ def test_a_run_by_grains_that_is_killed_between_two_of_them_ends_with_the_same_b
     answers = {}
     for name, each in kills.items():
         root = tmp_path / name
-        driver.write_events(root / "events", SEED, rows=800)
+        driver.write_events(root / "events", SEED, rows=480)
         for at, number, ranks, rank in each:
             kill = {"at": at, "number": number, "after": True}
             life = lives(root, kill=kill, ranks=ranks, kill_rank=rank, **config)
@@ -179,10 +179,11 @@ def test_a_killed_run_keeps_the_histories_of_one_that_was_not(
     config: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     answers = []
+    config = {"checkpoint": {"every_steps": 10}, **config}
     kills = [{"at": "table", "number": 13}, {"at": "update", "number": 15}]
     for name in ("whole", "killed"):
         root = tmp_path / name
-        driver.write_events(root / "events", SEED)
+        driver.write_events(root / "events", SEED, rows=1500)
         for kill in kills if name == "killed" else ():
             life = lives(root, histories=True, kill=kill, **config)
             assert life["killed"] == 9
@@ -203,20 +204,20 @@ def test_other_threads_and_a_stop_on_the_way_change_nothing(
 
 
 def test_sources_one_after_another_resume_at_their_border(lives: Any, tmp_path: Path) -> None:
-    """A csv file of 800 rows, then 1,600 rows of Parquet; killed in each of them."""
+    """A csv file of 400 rows, then 800 rows of Parquet; killed in each of them."""
     answers = []
-    for name, kills in (("whole", ()), ("killed", (22, 25))):
+    for name, kills in (("whole", ()), ("killed", (12, 16))):
         events = tmp_path / name / "events"
-        driver.write_events(events, SEED, rows=1600, files=2)
-        driver.append_events(events, SEED + 1, rows=800, bursts=1, pause=0.0)
+        driver.write_events(events, SEED, rows=800, files=2)
+        driver.append_events(events, SEED + 1, rows=400, bursts=1, pause=0.0)
         config = {"source": "concat", "checkpoint": {"every_steps": 5}}
         for number in kills:
             life = lives(tmp_path / name, **config, kill={"at": "update", "number": number})
             assert life["killed"] == 9
         answers.append(lives(tmp_path / name, **config))
     whole, killed = answers
-    assert whole["samples"] == 2400
-    assert killed["resumed"] > 25  # after the csv file
+    assert whole["samples"] == 1200
+    assert killed["resumed"] > 12  # after the csv file
     assert killed["digest"] == whole["digest"]
 
 
