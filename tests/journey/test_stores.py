@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from schedule import in_soak
 
 import hotbed as hb
 from hotbed.persist.container.format import CheckpointWriter, open_checkpoint
@@ -76,7 +77,7 @@ def door(name: str, store: RowStore) -> Door:
     return Door(name, store, cache, hb.InferenceSession(store.model("m"), cache))
 
 
-@pytest.mark.parametrize("kind", ["DCNv2", "MMoE"])
+@pytest.mark.parametrize("kind", in_soak(["DCNv2", "MMoE"], {"MMoE"}))
 def test_a_score_through_a_cache_is_the_training_score(kind: str, tmp_path: Path) -> None:
     model, schema = trained(kind)
     model.export(tmp_path / "export")

@@ -54,7 +54,14 @@ def replayed(folder: Path, names: tuple[str, ...], output: Path, **settings: Any
     return result
 
 
-@pytest.mark.parametrize("names", [("item", "noise"), ("coarse item", "crossed"), ("noise",)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("item", "noise"),
+        pytest.param(("coarse item", "crossed"), marks=pytest.mark.soak),
+        ("noise",),
+    ],
+)
 def test_the_better_job_is_predicted(
     names: tuple[str, ...], served: tuple[Path, pl.DataFrame], tmp_path: Path
 ) -> None:

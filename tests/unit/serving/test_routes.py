@@ -46,7 +46,7 @@ from hotbed.serving.session import Scores
 from hotbed.serving.stores.mapped import MappedVersion
 from hotbed.serving.stores.verifying import verify_served
 
-from .conftest import Held, Running, Trainer, Workers, draw, wait_for
+from .conftest import Held, Process, Running, Trainer, Workers, draw, wait_for
 from .test_grpc import tensors
 from .test_http import body
 from .test_request_log import stock_tensors
@@ -769,7 +769,7 @@ def test_workers_answer_by_one_rule_also_those_that_start_later(
     assert all("item" not in row for row in logged_in(tmp_path / "log" / "m"))
     server.stop(signal.SIGKILL)
     change_routes(file, "m", {"stable": str(first)})
-    server = Workers(*arguments)
+    server = Process(*arguments)
     assert versions() == {first}
 
 
