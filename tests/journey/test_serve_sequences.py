@@ -199,11 +199,13 @@ def test_packed_histories_of_any_length_are_served_with_their_training_score(
 def test_histories_that_all_candidates_share_enter_the_graph_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One history has one column, and the other has two side by side."""
     torch.manual_seed(0)
-    names = {"item_history": "item", "shop_history": "shop"}
+    names = {"item_history": "item", "brand_history": "brand", "shop_history": "shop"}
     sequences = [hb.Id(name, table=table, pooling="none") for name, table in names.items()]
-    schema = hb.Schema([hb.Label("label"), hb.Id("item"), hb.Id("shop"), *sequences])
-    histories = [{name: target} for name, target in names.items()]
+    ids = [hb.Id("item"), hb.Id("shop"), hb.Id("brand")]
+    schema = hb.Schema([hb.Label("label"), *ids, *sequences])
+    histories = [{"item_history": "item"}, {"shop_history": "shop", "brand_history": "brand"}]
     tables = hb.make_tables(schema, dim=4)
     network = hb.models.DIN(
         schema, tables, histories=histories, length=20, attention="dot", hidden=(8,)
@@ -214,8 +216,10 @@ def test_histories_that_all_candidates_share_enter_the_graph_once(
     def lists(lengths: Any) -> list[list[int]]:
         return [draw.integers(0, 40, length).tolist() for length in lengths]
 
-    data: dict[str, Any] = {name: draw.integers(0, 40, 100) for name in ("item", "shop")}
-    data |= {name: lists(draw.integers(0, 9, 100)) for name in names}
+    data: dict[str, Any] = {name: draw.integers(0, 40, 100) for name in names.values()}
+    for columns in histories:
+        lengths = draw.integers(0, 9, 100)
+        data |= {name: lists(lengths) for name in columns}
     data["label"] = draw.integers(0, 2, 100)
     model.fit(hb.Dataset(hb.sources.Memory(data), schema, 50), progress=False)
     session = hb.InferenceSession(model.export(tmp_path / "exported"))
@@ -227,23 +231,24 @@ def test_histories_that_all_candidates_share_enter_the_graph_once(
         return graph.run(outputs, feeds)
 
     monkeypatch.setattr(session, "_session", SimpleNamespace(run=run))
-    candidates = {"item": [1, 2, 44, 5, 6], "shop": [5, 4, 3, 2, 1]}
+    candidates = {"item": [1, 2, 44, 5, 6], "shop": [5, 4, 3, 2, 1], "brand": [7, 7, 44, 1, 2]}
     for length in (0, 1, 16, 19, 70):
-        context = dict(zip(names, lists([length, 33]), strict=True))
+        context = dict(zip(names, lists([length, 33, 33]), strict=True))
         repeated = {name: [values] * 5 for name, values in context.items()}
         asked = hb.sources.Memory({**candidates, **repeated, "label": [0] * 5})
         expected = model.predict(hb.Dataset(asked, schema, 5))
         shared = session.predict(candidates, context)
         np.testing.assert_allclose(shared, expected, rtol=0, atol=1e-6)
         rows = {name.split("/")[2]: len(fed[name]) for name in fed if name.count("/") == 2}
-        assert rows == {"item_history": min(length, 20), "shop_history": 20}
+        assert rows == {"item_history": min(length, 20), "brand_history": 20, "shop_history": 20}
 
-        of_each = {**candidates, "shop_history": repeated["shop_history"]}
-        del context["shop_history"]
-        np.testing.assert_array_equal(session.predict(of_each, context), shared)
+        item_history = {"item_history": context["item_history"]}
+        of_each = {**candidates, **{name: repeated[name] for name in histories[1]}}
+        np.testing.assert_array_equal(session.predict(of_each, item_history), shared)
         check_any_batch(session, candidates | repeated)
 
 
+@pytest.mark.soak  # the test above has a history of two columns
 def test_columns_of_one_history_are_served_side_by_side(tmp_path: Path) -> None:
     torch.manual_seed(0)
     history = {"shop_history": "shop", "item_history": "item"}
