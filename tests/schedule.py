@@ -32,9 +32,9 @@ Costs = dict[str, list[float]]
 """Wall and CPU seconds by file, children included."""
 
 
-def in_soak(names: Iterable[str], quick: Container[str]) -> list[Any]:
-    """Return the names of cases for `parametrize`; only `make soak` runs those that are not quick."""
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.soak]) for name in names]
+def in_soak(cases: Iterable[Any], quick: Container[Any]) -> list[Any]:
+    """Return cases for `parametrize`; only `make soak` runs those that are not quick."""
+    return [pytest.param(case, marks=[] if case in quick else [pytest.mark.soak]) for case in cases]
 
 
 def recorded() -> Costs:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from schedule import in_soak
 
 from hotbed.connectors import (
     Concat,
@@ -243,12 +245,21 @@ def test_a_rank_reads_the_features_of_its_grains_and_the_labels_of_all(
         assert [batch.num_samples for batch in rest] == [b.num_samples for b in batches[3:]]
 
 
-@pytest.mark.parametrize("shared_bytes", [1 << 28, 20_000, 0])
-@pytest.mark.parametrize("group_rows", [300, 97, 40, 10])
+@pytest.mark.parametrize(
+    "sizes",
+    in_soak(
+        product([300, 97, 40, 10], [1 << 28, 20_000, 0]),
+        quick={(300, 1 << 28), (300, 20_000), (97, 0), (40, 20_000), (10, 1 << 28), (10, 0)},
+    ),
+)
 def test_a_row_group_of_several_grains_is_decoded_once(
-    group_rows: int, shared_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches are those of rows in memory, also of a resumed epoch and where groups are large."""
+    """Batches are those of rows in memory, also of a resumed epoch and where groups are large.
+
+    `sizes`: the rows of a group, and the bytes that grains may share.
+    """
+    group_rows, shared_bytes = sizes
     bags = pa.array([[row] * (row % 3) for row in range(960)], pa.list_(pa.int64()))
     words = pa.array([f"word {row % 50}" for row in range(960)])
     pairs = pa.array([[float(row), 0.5] for row in range(960)], pa.list_(pa.float32(), 2))

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors import SafetensorError, safe_open
+from schedule import in_soak
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -467,7 +468,7 @@ def fuzz(good: Path, root: Path, seed: int) -> None:
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", in_soak(range(4), quick={0, 1}))
 def test_whatever_is_changed_and_sealed_again_is_taken_or_refused_by_all(
     good: Path, tmp_path: Path, seed: int
 ) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from schedule import in_soak
 
 from hotbed.connectors import Csv
 from hotbed.prepare import Local, Preparation, Workflow, prepare
@@ -124,11 +126,18 @@ def test_a_weight_of_the_schema_is_multiplied(raw: Path, tmp_path: Path) -> None
 IMPLICIT = columns("label watched", "time time", "id user", "id film", "id genre", "id row")
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("seen", ["matched", "never"])
+@pytest.mark.parametrize(
+    "rules",
+    in_soak(
+        product(["matched", "never"], SPLITS),
+        quick=[*zip(["matched", "never", "never", "matched"], SPLITS, strict=True)],
+    ),
+)
 def test_negatives_are_in_the_part_of_their_positive(
-    raw: Path, tmp_path: Path, events: pl.DataFrame, split: dict[str, Any], seen: str
+    raw: Path, tmp_path: Path, rules: tuple[str, dict[str, Any]]
 ) -> None:
+    """`rules`: which items that a user saw may be drawn, and how rows are split."""
+    seen, split = rules
     negatives = {"user": "user", "item": "film", "per_positive": 3, "item_columns": ["genre"]}
     negatives["seen"] = seen
     workflow, parts = prepared(raw, tmp_path / "out", IMPLICIT, negatives=negatives, split=split)
