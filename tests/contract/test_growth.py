@@ -72,7 +72,13 @@ def test_slots_of_rows_that_are_gone_are_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "admit", [None, hb.MinCount(2, max_candidates=8_192), hb.Probability(0.4)], ids=repr
+    "admit",
+    [
+        None,
+        hb.MinCount(2, max_candidates=8_192),
+        pytest.param(hb.Probability(0.4), marks=pytest.mark.soak),
+    ],
+    ids=repr,
 )
 def test_large_batches_that_are_cut_for_threads_do_what_the_reference_does(admit: Any) -> None:
     random = np.random.default_rng(0)

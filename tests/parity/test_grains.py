@@ -278,6 +278,7 @@ def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPa
     assert learn().tables != expected.tables
 
 
+@pytest.mark.soak  # a sum by all_reduce in test_rank_models.py is one, too
 def test_a_flat_sum_of_dense_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(values: Sequence[Tensor | None]) -> Tensor | None:
         present = [value for value in values if value is not None]
@@ -288,6 +289,7 @@ def test_a_flat_sum_of_dense_gradients_has_other_bits(monkeypatch: pytest.Monkey
     assert learn().network != expected.network
 
 
+@pytest.mark.soak  # test_rank_models.py counts ids feature by feature on three ranks
 @pytest.mark.parametrize("by_grains", [True, False], ids=["grains", "features"])
 def test_ids_that_are_counted_feature_by_feature_are_other_rows(
     by_grains: bool, monkeypatch: pytest.MonkeyPatch

@@ -279,8 +279,8 @@ def gated(folder: str) -> Any:
     network = hb.models.DNN(schema, tables, hidden=[8])
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-2), grains=2)
     gate = hb.checkpoints.PublishGate(held_back=0.2, min_samples=100, warm_up=4)
-    states = hb.callbacks.Checkpoint(folder, 4, publish=Received(), gate=gate, wait=True)
-    data = hb.Dataset(hb.sources.Memory(rows), schema, 50)
+    states = hb.callbacks.Checkpoint(folder, 2, publish=Received(), gate=gate, wait=True)
+    data = hb.Dataset(hb.sources.Memory(rows), schema, 100)
     no_graph = ConfigError("export: a graph takes seconds")
     with patch.object(hb.RecModel, "graph", side_effect=no_graph):
         model.online_train(data, [states], progress=False)

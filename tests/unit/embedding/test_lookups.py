@@ -180,7 +180,7 @@ def state(parts: Sequence[Table]) -> dict[str, Any]:
 
 def test_a_lookup_over_two_halves_has_the_bits_of_one_table_for_every_rule_and_policy() -> None:
     whole = tables()
-    every_batch = batches(100)
+    every_batch = batches(50)
     expected = learn(whole, LocalLookup(), whole, every_batch)
     low = tables()
     high = tables()

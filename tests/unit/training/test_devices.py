@@ -24,6 +24,7 @@ import torch
 from devices import Schedule, finds_removed, schedules, wait_sites
 from devices.operations import launch
 from forked import SERVER, LogLines, ranks_of
+from schedule import in_soak
 
 import hotbed as hb
 from hotbed.cli.device import print_checks
@@ -172,29 +173,30 @@ def converted(device: str) -> hb.RecModel:
     return hb.RecModel(plain, "bce", optimizer)
 
 
-def exported(folder: str) -> Any:
-    """Return what models on a device and what is served of them score, and where they are then."""
+MADE = {"hb.models": model, "hb.auto": converted}
+
+
+def exported(kind: str, folder: str) -> Any:
+    """Return what a model on a device and what is served of it score, and where it is then."""
     devices.install()
-    scores = []
-    places = set()
-    for number, on_device in enumerate((model("fake"), converted("fake"))):
-        on_device.fit(data(), progress=False)
-        parameters = hb.dense_parameters(on_device.network)
-        on_device.export(f"{folder}/{number}")
-        assert hb.dense_parameters(on_device.network) == parameters
-        places |= {str(parameter.device) for parameter in parameters}
-        session = hb.InferenceSession(f"{folder}/{number}")
-        served = session.predict({name: ROWS[name] for name in ("item", "price")})
-        scores.append((on_device.predict(data()).tolist(), np.asarray(served).tolist()))
-        on_device.fit(data(), progress=False)
-    return scores, places
+    on_device = MADE[kind]("fake")
+    on_device.fit(data(), progress=False)
+    parameters = hb.dense_parameters(on_device.network)
+    on_device.export(folder)
+    assert hb.dense_parameters(on_device.network) == parameters
+    places = {str(parameter.device) for parameter in parameters}
+    session = hb.InferenceSession(folder)
+    served = session.predict({name: ROWS[name] for name in ("item", "price")})
+    trained = on_device.predict(data())
+    on_device.fit(data(), progress=False)
+    return np.asarray(served).tolist(), trained.tolist(), places
 
 
-def test_model_on_a_device_is_exported_and_served_on_the_cpu(tmp_path: Path) -> None:
-    scores, places = SERVER.call(exported, str(tmp_path))
+@pytest.mark.parametrize("kind", in_soak(MADE, quick={"hb.auto"}))
+def test_model_on_a_device_is_exported_and_served_on_the_cpu(kind: str, tmp_path: Path) -> None:
+    served, trained, places = SERVER.call(exported, kind, str(tmp_path))
     assert places == {"fake:0"}
-    for trained, served in scores:
-        np.testing.assert_allclose(served, trained, rtol=1e-6)
+    np.testing.assert_allclose(served, trained, rtol=1e-6)
 
 
 def checked() -> Any:

@@ -373,8 +373,18 @@ def step(make: Any, many: Any, watch: Recorder, depth: int, folder: Path) -> hb.
 LOOPS: list[Loop] = [fit, fit_in_parts, fit_grains, follow, fail, step]
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("loop", LOOPS)
+SLOW = {(fit_in_parts, 0), (fit_grains, 0), (follow, 2)}
+"""Loops and depths that `make soak` runs; each loop and each depth is in every run."""
+
+
+@pytest.mark.parametrize(
+    ("loop", "depth"),
+    [
+        pytest.param(loop, depth, marks=pytest.mark.soak if (loop, depth) in SLOW else ())
+        for loop in LOOPS
+        for depth in (0, 2)
+    ],
+)
 def test_each_loop_learns_the_same_batches_to_the_same_bits_however_many_are_fetched(
     model: Any, many: Any, world: Any, loop: Loop, depth: int, tmp_path: Path
 ) -> None:
