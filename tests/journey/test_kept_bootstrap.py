@@ -22,16 +22,22 @@ ROWS = 800
 BATCH = 50
 SEAM = 8
 """The step that learns the last rows of the files."""
-KILLS = [
-    {"at": "mapping", "number": SEAM, "after": True},  # the last rows of the files are scored
-    {"at": "mapping", "number": SEAM + 1, "after": True},  # rows of the topic, or later ones
-    {"at": "committed", "number": 1},  # so the last life resumes
-]
+BEFORE_SEAM = {"at": "mapping", "number": SEAM, "after": True}
+"""The last rows of the files are scored."""
+AFTER_SEAM = {"at": "mapping", "number": SEAM + 1, "after": True}
+"""Rows of the topic are scored, or later ones."""
+SAVED = {"at": "committed", "number": 1}
+"""So the last life resumes."""
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "kills",
+    [[BEFORE_SEAM, SAVED], pytest.param([BEFORE_SEAM, AFTER_SEAM, SAVED], marks=pytest.mark.soak)],
+    ids=["two kills", "three kills"],
+)
 def test_files_and_a_topic_fill_histories_without_a_gap_or_a_double(
-    lives: Any, tmp_path: Path
+    kills: list[dict[str, Any]], lives: Any, tmp_path: Path
 ) -> None:
     requests = kept_world.numbered(driver.events(SEED, ROWS + 500))
     events = kept_world.disordered(requests.slice(0, ROWS), SEED).slice(0, ROWS)
@@ -50,7 +56,7 @@ def test_files_and_a_topic_fill_histories_without_a_gap_or_a_double(
             "bootstrap": True,
             "rows": ROWS,
         }
-        for kill in KILLS:
+        for kill in kills:
             assert lives(tmp_path, kill=kill, **config)["killed"] == 9, kill
         answer = lives(tmp_path, **config)
     assert answer["resumed"] > 0
