@@ -105,7 +105,7 @@ EACH = {"sizes": [1], "evicts": [True], "unit": "s", "within": 30}
 """Rows are evicted after each row."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 # A count is late by a whole window, and the tile of the newest row is not over.
 @example(rows=[*entries_of(0), *newest_of(129), *entries_of(69)], length=20, **EACH)
 # The entry that arrived first is newer than those that arrived after it.

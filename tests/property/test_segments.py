@@ -48,7 +48,7 @@ def reference(rows: list[tuple[str, float, bool, float]]) -> dict[str, float]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(SAMPLES, st.integers(1, 4), st.booleans(), st.data())
 def test_figures_are_those_of_the_rows_of_each_value(
     samples: list[Any], most: int, endless: bool, data: st.DataObject
@@ -86,7 +86,7 @@ def test_figures_are_those_of_the_rows_of_each_value(
         assert figures.metrics == pytest.approx(reference(rows), rel=1e-9, nan_ok=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(
     st.lists(
         st.none() | st.integers(-30, 30) | st.sampled_from([-(2**63), 2**63 - 1]),
