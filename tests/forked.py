@@ -409,7 +409,9 @@ def _import_for_calls() -> None:
 
     read_tables_once()
     example = (torch.zeros(2, 1),)
-    torch.onnx.export(torch.nn.Linear(1, 1), example, dynamo=True, optimize=False, verbose=False)
+    torch.onnx.export(
+        torch.nn.Linear(1, 1).eval(), example, dynamo=True, optimize=False, verbose=False
+    )
     gc.set_threshold(20_000, 20, 20)  # as in conftest.py
 
 
