@@ -35,7 +35,7 @@ from hotbed.persist.upkeep.inspect import describe_checkpoint
 from hotbed.persist.upkeep.rollback import roll_back
 from hotbed.testing import FakeStream
 
-COUNT = 640
+COUNT = 900
 RNG = np.random.default_rng(0)
 CLICKED = RNG.random(COUNT) < 0.3
 SHOWN = {
